@@ -1,0 +1,1 @@
+"""The nouns: frozen values that every room may pass on. No logic beyond arithmetic on themselves."""

@@ -1,0 +1,38 @@
+"""Host: what the core needs to know from an agent framework, and may not import it for.
+
+`agentkv_langgraph` provides one through the entry point group `agentkv.hosts`; `PlainHost` is the default.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from agentkv.core.task import Caller
+
+
+class Host(Protocol):
+    """The framework that runs the agent. No method may raise on an object it does not know."""
+
+    name: str
+
+    def caller(self) -> Caller | None:
+        """Who is calling right now, by the framework's own context; None outside of it."""
+        ...
+
+    def wrap_node(
+        self, fn: Callable[..., Any], enter: Callable[[], Any], leave: Callable[[Any, BaseException | None], None]
+    ) -> Any:
+        """`fn` with `enter()` before and `leave(token, error)` after each run, otherwise indistinguishable.
+
+        Sync and async functions, generators, async generators, callable objects; the framework's own node types.
+        """
+        ...
+
+    def attach(self, graph: Any, runtime: Any) -> Any:
+        """`graph` with hints and bill from the framework's callbacks alone."""
+        ...
+
+    def is_control_flow(self, error: BaseException) -> bool:
+        """True for exceptions that steer the framework (interrupts, parent commands) and are no failure."""
+        ...

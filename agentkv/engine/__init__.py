@@ -1,0 +1,1 @@
+"""Engines: whoever answers a model call. `base` is the protocol; `local` and `remote` are two of them."""

@@ -1,0 +1,271 @@
+"""The Engine protocol, its values, and the stream that carries an answer to sync and async callers alike.
+
+Covers: Request, Chunk, Generation, Stream, Engine, TieredEngine. Does not cover: any real engine (`local/`,
+`remote.py`) nor the one for users' tests (`scripted.py`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal, Protocol
+
+from agentkv.core.message import Message, ToolCall, ToolSpec
+from agentkv.core.residency import Move, Receipt, Residency
+from agentkv.core.task import Caller, PriorityClass
+from agentkv.core.usage import Timing, Usage
+from agentkv.errors import GenerationCancelled
+
+FinishReason = Literal["stop", "length", "tool_calls"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sampling:
+    """How to choose tokens. temperature 0 is greedy. `max_tokens` None means up to the context's end."""
+
+    max_tokens: int | None = None
+    temperature: float = 0.0
+    top_p: float = 1.0
+    stop: tuple[str, ...] = ()
+    seed: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """One model call: `messages` (rendered by the model's chat template) or a raw `prompt`, exactly one of them.
+
+    `session` joins a known session; None lets the engine find it (longest common prefix inside the task).
+    `forced_ids` makes the model emit exactly these token ids (a replay, or a test); then nothing is sampled.
+    """
+
+    messages: tuple[Message, ...] | None = None
+    prompt: str | None = None
+    tools: tuple[ToolSpec, ...] = ()
+    sampling: Sampling = field(default_factory=Sampling)
+    caller: Caller = field(default_factory=Caller)
+    session: str | None = None
+    priority: PriorityClass = PriorityClass.STEP
+    forced_ids: tuple[int, ...] | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Chunk:
+    """A piece of the answer: never half a character, never part of a stop string."""
+
+    text: str
+    token_ids: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Generation:
+    """The whole answer. `text` is the join of all chunks; `raw` is what the model really wrote, before tool calls
+    were taken out of it; re-send it byte for byte."""
+
+    text: str
+    raw: str
+    token_ids: tuple[int, ...]
+    finish_reason: FinishReason
+    usage: Usage
+    timing: Timing = field(default_factory=Timing)
+    tool_calls: tuple[ToolCall, ...] = ()
+    session: str = ""
+    model: str = ""
+
+
+class Stream:
+    """An answer on its way. One producer (the engine), one consumer, sync or async; both see the same chunks.
+
+    Iterating yields Chunks and ends when the answer is complete; `result()` / `await aresult()` wait for the whole
+    Generation (iterating first is not needed). A failed call raises its error from any of these. `cancel()` is
+    idempotent and may come from any thread; iterating then raises GenerationCancelled. Leaving a `with` block
+    cancels what has not ended.
+    """
+
+    def __init__(self, *, on_cancel: Callable[[], None] | None = None) -> None:
+        self._ready = threading.Condition()
+        self._chunks: deque[Chunk] = deque()
+        self._generation: Generation | None = None
+        self._error: BaseException | None = None
+        self._on_cancel = on_cancel
+        self._watchers: list[Callable[[], None]] = []
+        self.partial: list[int] = []
+        """Token ids produced so far: what a cancelled call really generated."""
+
+    # -- producer
+
+    def push(self, chunk: Chunk) -> None:
+        """Hand a chunk to the consumer; ignored once the stream has ended."""
+        with self._ready:
+            if self.ended:
+                return
+            self._chunks.append(chunk)
+            self.partial.extend(chunk.token_ids)
+            self._notify()
+
+    def finish(self, generation: Generation) -> None:
+        """End the stream well; ignored once it has ended."""
+        with self._ready:
+            if self.ended:
+                return
+            self._generation = generation
+            self._notify()
+
+    def fail(self, error: BaseException) -> None:
+        """End the stream with an error; ignored once it has ended."""
+        with self._ready:
+            if self.ended:
+                return
+            self._error = error
+            self._notify()
+
+    def _notify(self) -> None:
+        self._ready.notify_all()
+        for watcher in self._watchers:
+            watcher()
+
+    # -- consumer
+
+    @property
+    def ended(self) -> bool:
+        """True once a Generation or an error is there (chunks may still wait to be read)."""
+        return self._generation is not None or self._error is not None
+
+    def cancel(self) -> None:
+        """Stop the call; the engine frees what it held. Nothing happens if the stream has ended."""
+        if self.ended:
+            return
+        self.fail(GenerationCancelled("the call was cancelled"))
+        if self._on_cancel is not None:
+            self._on_cancel()
+
+    def __enter__(self) -> Stream:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.cancel()
+
+    def __iter__(self) -> Iterator[Chunk]:
+        while True:
+            with self._ready:
+                while not self._chunks and not self.ended:
+                    self._ready.wait()
+                chunk = self._take()
+            if chunk is None:
+                return
+            yield chunk
+
+    def _take(self) -> Chunk | None:
+        if self._chunks:
+            return self._chunks.popleft()
+        if self._error is not None:
+            raise self._error
+        return None
+
+    def result(self, timeout_s: float | None = None) -> Generation:
+        """Wait for the whole answer. Raises the call's error, or TimeoutError."""
+        with self._ready:
+            if not self._ready.wait_for(lambda: self.ended, timeout_s):
+                raise TimeoutError(f"no answer within {timeout_s} s")
+            if self._error is not None:
+                raise self._error
+            assert self._generation is not None
+            return self._generation
+
+    async def __aiter__(self) -> AsyncIterator[Chunk]:
+        with _Wakeup(self) as wakeup:
+            while True:
+                with self._ready:
+                    waiting = not self._chunks and not self.ended
+                    chunk = None if waiting else self._take()
+                if waiting:
+                    await wakeup.wait()
+                elif chunk is None:
+                    return
+                else:
+                    yield chunk
+
+    async def aresult(self) -> Generation:
+        """`result()` for coroutines; cancelling the awaiting task cancels the call."""
+        with _Wakeup(self) as wakeup:
+            try:
+                while not self.ended:
+                    await wakeup.wait()
+            except asyncio.CancelledError:
+                self.cancel()
+                raise
+        return self.result()
+
+
+class _Wakeup:
+    """An asyncio event that a Stream's producer sets from its own thread."""
+
+    def __init__(self, stream: Stream) -> None:
+        self._stream = stream
+        self._event = asyncio.Event()
+        self._loop = asyncio.get_running_loop()
+
+    def __enter__(self) -> _Wakeup:
+        with self._stream._ready:
+            self._stream._watchers.append(self._set)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        with self._stream._ready:
+            self._stream._watchers.remove(self._set)
+
+    def _set(self) -> None:
+        if not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self._event.set)
+
+    async def wait(self) -> None:
+        await self._event.wait()
+        self._event.clear()
+
+
+class Engine(Protocol):
+    """Answers model calls. `submit` never blocks on the model; it raises RequestInvalid for a request that cannot be
+    answered, before anything is started."""
+
+    model: str
+
+    def submit(self, request: Request) -> Stream:
+        """Start a call."""
+        ...
+
+    def count_tokens(self, request: Request) -> int:
+        """Input tokens of a request (exact for the local engine, an estimate elsewhere)."""
+        ...
+
+    def stats(self) -> Mapping[str, Any]:
+        """Counters as plain JSON values."""
+        ...
+
+    def close(self) -> None:
+        """End every call with Closed, free everything. Idempotent."""
+        ...
+
+
+class TieredEngine(Engine, Protocol):
+    """An engine whose KV can be moved between tiers."""
+
+    context_tokens: int
+
+    def last_session(self, caller: Caller) -> str | None:
+        """The session that the caller's branch used last; None if it has none."""
+        ...
+
+    def residency(self, session: str) -> Residency | None:
+        """Where the session's blocks are; None for an unknown session. Cheap (no device work)."""
+        ...
+
+    def apply(self, move: Move, on_receipt: Callable[[Receipt], None] | None = None) -> bool:
+        """Submit a move inline and return at once: True if copies were submitted. The receipt comes later, from
+        another thread (at once when there is nothing to do). Never raises: a failure is a receipt."""
+        ...
+
+    def finish_task(self, task: str) -> None:
+        """Destroy the task's sessions without writing a byte; blocks shared with others stay."""
+        ...

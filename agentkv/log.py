@@ -1,0 +1,43 @@
+"""The one logger, `structlog.get_logger("agentkv")`, imported only when the first line is written."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from typing import Any
+
+counters: Counter[str] = Counter()
+_warned: set[str] = set()
+_lock = threading.Lock()
+
+
+def get_logger() -> Any:
+    """The library's structlog logger. We never configure structlog: that is the application's right."""
+    import structlog  # noqa: PLC0415  60 ms that `import agentkv` must not pay
+
+    return structlog.get_logger("agentkv")
+
+
+def count(event: str) -> None:
+    """Add one to the counter `event`; `stats()` shows the counters."""
+    with _lock:
+        counters[event] += 1
+
+
+def failed(event: str, **fields: Any) -> None:
+    """Where hints, moves and reports fail: one counter and one warning line, never an exception."""
+    count(event)
+    try:
+        get_logger().warning(event, **fields)
+    except Exception:  # noqa: BLE001  a broken log sink must not break the agent
+        count("log_failed")
+
+
+def warn_once(event: str, **fields: Any) -> None:
+    """A warning that a process prints once per event name."""
+    count(event)
+    with _lock:
+        if event in _warned:
+            return
+        _warned.add(event)
+    get_logger().warning(event, **fields)
