@@ -7,6 +7,8 @@ Covers the value and its arithmetic (quantiles, conditioning on elapsed time). H
 from __future__ import annotations
 
 import bisect
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -61,3 +63,27 @@ class Forecast:
             return Forecast(remaining_s=left, n=self.n, source=self.source, overdue=self.overdue)
         guess = (0.5 * elapsed_s, elapsed_s, 2 * elapsed_s)
         return Forecast(remaining_s=guess, n=self.n, source=self.source, overdue=True)
+
+
+def last_of(forecasts: Sequence[Forecast]) -> Forecast:
+    """The wait for the last of several independent calls: P(all ended within x) = product of their P(within x).
+
+    Each forecast counts from the same moment. The answer holds at most 21 points.
+    """
+    if len(forecasts) == 1:
+        return forecasts[0]
+    grid = sorted({value for forecast in forecasts for value in forecast.remaining_s})
+    within = [math.prod(f.probability_within(x) for f in forecasts) for x in grid]
+    points = []
+    position = 0
+    for step in range(21):
+        while position < len(grid) - 1 and within[position] < step / 20:
+            position += 1
+        points.append(grid[position])
+    first_possible = max(forecast.remaining_s[0] for forecast in forecasts)
+    return Forecast(
+        remaining_s=tuple(max(point, first_possible) for point in points),
+        n=min(forecast.n for forecast in forecasts),
+        source=max((f.source for f in forecasts), key=("history", "declared", "prior").index),
+        overdue=any(forecast.overdue for forecast in forecasts),
+    )

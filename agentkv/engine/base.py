@@ -91,6 +91,7 @@ class Stream:
         self._error: BaseException | None = None
         self._on_cancel = on_cancel
         self._watchers: list[Callable[[], None]] = []
+        self._end_callbacks: list[Callable[[Generation | None, BaseException | None], None]] = []
         self.partial: list[int] = []
         """Token ids produced so far: what a cancelled call really generated."""
 
@@ -111,7 +112,7 @@ class Stream:
             if self.ended:
                 return
             self._generation = generation
-            self._notify()
+            self._ended()
 
     def fail(self, error: BaseException) -> None:
         """End the stream with an error; ignored once it has ended."""
@@ -119,7 +120,24 @@ class Stream:
             if self.ended:
                 return
             self._error = error
-            self._notify()
+            self._ended()
+
+    def on_end(self, callback: Callable[[Generation | None, BaseException | None], None]) -> None:
+        """Call `callback(generation, error)` once when the stream ends, before any consumer sees the end.
+
+        It runs in the thread that ends the stream (at once if that has happened) and must be quick and never raise.
+        """
+        with self._ready:
+            if self.ended:
+                callback(self._generation, self._error)
+            else:
+                self._end_callbacks.append(callback)
+
+    def _ended(self) -> None:
+        for callback in self._end_callbacks:
+            callback(self._generation, self._error)
+        self._end_callbacks.clear()
+        self._notify()
 
     def _notify(self) -> None:
         self._ready.notify_all()
