@@ -284,6 +284,10 @@ class TieredEngine(Engine, Protocol):
         another thread (at once when there is nothing to do). Never raises: a failure is a receipt."""
         ...
 
+    def expect(self, session: str, at_s: float | None) -> None:
+        """When the session is expected back (monotonic seconds; None = it is back or unknown): victims are chosen by it."""
+        ...
+
     def finish_task(self, task: str) -> None:
         """Destroy the task's sessions without writing a byte; blocks shared with others stay."""
         ...

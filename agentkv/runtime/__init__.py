@@ -1,0 +1,11 @@
+"""Composition: `AgentKV` wires engine, policy, forecasts, budgets and ledger, and owns their lifetime.
+
+| file | job |
+| --- | --- |
+| agentkv.py | the class that users hold |
+| books.py | tasks, their budgets, and the facts that become a bill |
+| hosts.py | finding the framework's host; the plain-Python host and its node wrapper |
+| identity.py | who is calling: explicit task scopes, then the host |
+| planner.py | waits, forecasts and policy turned into moves at the right time |
+| tools.py | the scope around one tool call |
+"""

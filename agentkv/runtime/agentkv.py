@@ -1,0 +1,494 @@
+"""`AgentKV`: wires engine, policy, forecasts, budgets and ledger, and owns their lifetime. Composition only."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager, AbstractContextManager
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self, TypeVar, overload
+
+from agentkv import log
+from agentkv.budget.bill import Bill
+from agentkv.budget.limits import Budget
+from agentkv.clock import Clock, SystemClock
+from agentkv.core.forecast import Forecast
+from agentkv.core.hint import Hint, HintKind, ToolFacts, ToolStatus
+from agentkv.core.host import Host
+from agentkv.core.residency import Policy, Receipt
+from agentkv.core.task import Caller, PriorityClass
+from agentkv.engine.base import Engine, Generation, Request, Stream
+from agentkv.errors import Closed
+from agentkv.hints.bus import Bus
+from agentkv.hints.features import command_word
+from agentkv.hints.forecaster import Forecaster
+from agentkv.runtime import identity
+from agentkv.runtime.books import Books
+from agentkv.runtime.hosts import find_host
+from agentkv.runtime.planner import Planner
+from agentkv.runtime.tools import ToolScope
+
+if TYPE_CHECKING:
+    import openai
+
+_Fn = TypeVar("_Fn", bound=Callable[..., Any])
+
+
+class AgentKV:
+    """The object that users hold; make one with `local`, `remote` or `with_engine`, and close it (or use `with`).
+
+    Thread-safe; works from sync and async code alike. Only budgets and misuse raise.
+    """
+
+    def __init__(
+        self, *, engine: Engine, policy: Policy, books: Books, forecaster: Forecaster, host: Host, clock: Clock
+    ) -> None:
+        self.engine = engine
+        self.host = host
+        self._clock = clock
+        self._books = books
+        self._forecaster = forecaster
+        self._bus = Bus()
+        self._planner = _planner_for(engine, policy, forecaster, clock, books.move)
+        self._ids = itertools.count(1)
+        self._calls: dict[str, Forecast] = {}
+        self._in_process: Any = None
+        self._lock = threading.Lock()
+        self._closed = False
+
+    # -- construction
+
+    @classmethod
+    def local(
+        cls,
+        model: str = "smollm2-135m",
+        *,
+        device: str = "auto",
+        device_memory: int | str = "256MiB",
+        host_memory: int | str | None = "1GiB",
+        disk: str | Path | None = None,
+        disk_memory: int | str = "4GiB",
+        policy: str | Policy = "ladder",
+        dtype: str = "auto",
+        ledger: str | None = None,
+        salt: str = "",
+        progress: Callable[[str], None] | None = None,
+    ) -> Self:
+        """The embedded engine with its three tiers.
+
+        Args:
+            model: "smollm2-135m", a local Hugging Face folder, a GGUF file, or a hub name.
+            device: "auto", "cpu", "cuda" or "cuda:1".
+            device_memory: bytes of the block pool; what contexts on the device may take at most.
+            host_memory: bytes of the host arena; None switches the host tier (and so the disk tier) off.
+            disk: a folder for the disk tier; None switches it off. A folder that cannot be used switches it off
+                with one warning.
+            disk_memory: bytes that the disk tier may take.
+            policy: a name ("ladder", "keep") or a policy made by `agentkv.policy`.
+            dtype: "auto", "bfloat16", "float16" or "float32".
+            ledger: None (SQLite in the user's data folder), "memory", or a database URL.
+            salt: a tenant's secret; sessions under different salts never share blocks.
+            progress: called with a sentence at each slow step of loading.
+
+        Raises:
+            ConfigError: an option that cannot work. ModelNotFound, UnsupportedModel, ExtraMissing: no such model.
+        """
+        from agentkv.runtime.build import local_engine
+
+        chosen = _policy(policy)
+        engine = local_engine(
+            model,
+            device=device,
+            device_memory=device_memory,
+            host_memory=host_memory,
+            disk=disk,
+            disk_memory=disk_memory,
+            dtype=dtype,
+            salt=salt,
+            progress=progress,
+        )
+        return cls._assemble(engine, policy=chosen, ledger=ledger)
+
+    @classmethod
+    def remote(
+        cls,
+        *,
+        base_url: str,
+        model: str,
+        api_key: str | None = None,
+        ledger: str | None = None,
+        timeout_s: float = 600.0,
+    ) -> Self:
+        """Any OpenAI-compatible endpoint, through the openai package: hints, budgets and bills without our engine."""
+        from agentkv.engine.remote import RemoteEngine
+
+        engine = RemoteEngine(base_url=base_url, model=model, api_key=api_key, timeout_s=timeout_s)
+        return cls._assemble(engine, policy=_policy("keep"), ledger=ledger)
+
+    @classmethod
+    def with_engine(
+        cls,
+        engine: Engine,
+        *,
+        policy: str | Policy = "ladder",
+        ledger: str | None = "memory",
+        host: Host | None = None,
+        clock: Clock | None = None,
+    ) -> Self:
+        """Any object that answers model calls; `ScriptedEngine` for tests."""
+        return cls._assemble(engine, policy=_policy(policy), ledger=ledger, host=host, clock=clock)
+
+    @classmethod
+    def _assemble(
+        cls,
+        engine: Engine,
+        *,
+        policy: Policy,
+        ledger: str | None,
+        host: Host | None = None,
+        clock: Clock | None = None,
+    ) -> Self:
+        from agentkv.budget.store import open_ledger
+
+        clock = clock or SystemClock()
+        try:
+            books = Books(ledger=open_ledger(ledger), clock=clock, model=engine.model)
+        except BaseException:
+            engine.close()
+            raise
+        return cls(
+            engine=engine,
+            policy=policy,
+            books=books,
+            forecaster=Forecaster(),
+            host=host or find_host(),
+            clock=clock,
+        )
+
+    # -- the model call: the architecture, read aloud
+
+    def submit(self, request: Request) -> Stream:
+        """Start a model call for whoever is calling.
+
+        Raises:
+            BudgetExceeded: before anything is spent. RequestInvalid: before anything is started. Closed.
+        """
+        self._check_open()
+        request = self._identified(request)
+        account = self._books.account(request.caller.task)
+        input_tokens = self.engine.count_tokens(request) if account.budget.tokens is not None else 0
+        reservation = account.reserve(input_tokens + (request.sampling.max_tokens or 0))
+        try:
+            stream = self.engine.submit(request)
+        except BaseException:
+            reservation.release()
+            raise
+        self._books.watch(stream, request, reservation, input_tokens)
+        self._tell_turn(stream, request)
+        return stream
+
+    def _identified(self, request: Request) -> Request:
+        caller = self.caller() if request.caller == Caller() else request.caller
+        return replace(request, caller=caller, priority=self._books.priority(caller.task))
+
+    def _tell_turn(self, stream: Stream, request: Request) -> None:
+        caller = request.caller
+        session = request.session or self._last_session(caller) or ""
+        self._hint(HintKind.TURN_START, task=caller.task, session=session, node=caller.node)
+        if self._planner is not None and session:
+            self._planner.turn_started(session)
+
+        def ended(generation: Generation | None, _error: BaseException | None) -> None:
+            used = generation.session if generation is not None else session
+            self._hint(HintKind.TURN_END, task=caller.task, session=used, node=caller.node)
+            if self._planner is not None and used:
+                self._planner.turn_ended(used)
+
+        stream.on_end(ended)
+
+    # -- who is calling
+
+    def caller(self) -> Caller:
+        """Who is calling here and now."""
+        return identity.resolve(self, self.host)
+
+    def task(
+        self,
+        key: str,
+        *,
+        budget: Budget | None = None,
+        priority: PriorityClass | None = None,
+        final: bool = True,
+    ) -> TaskScope:
+        """`with kv.task("task-1", budget=...)`: what runs inside is billed to this task (sync and async).
+
+        With `final` the task is destroyed at the end of the block: its KV is freed without writing a byte. With
+        final=False it stays, as a wait on a person, and a later block with the same key goes on.
+        """
+        self._check_open()
+        return TaskScope(self, key, budget=budget, priority=priority, final=final)
+
+    @overload
+    def node(self, fn: _Fn, /) -> _Fn: ...
+    @overload
+    def node(self, *, name: str | None = None) -> Callable[[_Fn], _Fn]: ...
+    def node(self, fn: Any = None, /, *, name: str | None = None) -> Any:
+        """Decorate a graph node (or any callable): what it calls is attributed to it. Behaviour is unchanged."""
+        if fn is None:
+            return lambda decorated: self._wrap(decorated, name)
+        return self._wrap(fn, name)
+
+    def _wrap(self, fn: Any, name: str | None) -> Any:
+        label = name or getattr(fn, "__name__", None) or getattr(fn, "name", None) or type(fn).__name__
+
+        def enter() -> Any:
+            return identity.push(owner=self, node=label)
+
+        def leave(token: Any, error: BaseException | None) -> None:
+            identity.pop(token)
+            if error is not None and not self.host.is_control_flow(error):
+                log.count("node_failed")
+
+        return self.host.wrap_node(fn, enter, leave)
+
+    def attach(self, graph: Any) -> Any:
+        """`graph` with hints and bill from the framework's callbacks alone: no code change."""
+        return self.host.attach(graph, self)
+
+    # -- tool calls
+
+    def tool(
+        self,
+        name: str,
+        *,
+        args: Any = None,
+        expect_s: float | None = None,
+        call_id: str | None = None,
+        session: str | None = None,
+    ) -> ToolScope:
+        """`with kv.tool("pytest", args={"cmd": cmd})`: tell that a tool runs, so that its wait can be used.
+
+        `args` is looked at for its first command word and never stored. `expect_s` is your own estimate, if you
+        have one. `session` names whose context waits; by default the one that the caller used last.
+        """
+        return ToolScope(
+            self,
+            tool=name,
+            command=command_word(args),
+            expect_s=expect_s,
+            call_id=call_id or f"call-{next(self._ids)}",
+            session=session,
+        )
+
+    def tool_started(self, scope: ToolScope) -> None:
+        """Part of ToolScope's contract; use `tool`."""
+        self._check_open()
+        caller = self.caller()
+        self._books.account(caller.task).tool_call()
+        try:
+            scope.task, scope.branch, scope.node = caller.task, caller.branch, caller.node
+            scope.started_s = self._clock.now_s()
+            if scope.session is None:
+                scope.session = self._last_session(caller)
+            forecast = self._forecaster.forecast(scope.tool, scope.command, expect_s=scope.expect_s)
+            self._calls[scope.call_id] = forecast
+            if self._planner is not None and scope.session is not None:
+                self._planner.tool_started(scope.session, scope.call_id, scope.tool, scope.command, forecast)
+            self._tool_hint(HintKind.TOOL_START, scope, forecast)
+        except Exception as error:
+            log.failed("tool_start_failed", tool=scope.tool, error=repr(error))
+
+    def tool_progressed(self, scope: ToolScope) -> None:
+        """Part of ToolScope's contract; use `ToolScope.progress`."""
+        if scope.started_s is None or scope.progress_share is None:
+            return
+        try:
+            elapsed_s = self._clock.now_s() - scope.started_s
+            left_s = elapsed_s * (1 - scope.progress_share) / scope.progress_share
+            forecast = Forecast(remaining_s=(0.7 * left_s, left_s, 1.5 * left_s), n=1, source="declared")
+            if self._planner is not None and scope.session is not None:
+                self._planner.tool_progressed(scope.session, scope.call_id, forecast)
+            self._tool_hint(HintKind.TOOL_UPDATE, scope, forecast)
+        except Exception as error:
+            log.failed("tool_progress_failed", tool=scope.tool, error=repr(error))
+
+    def tool_ended(self, scope: ToolScope) -> None:
+        """Part of ToolScope's contract: a finish without a start is a no-op."""
+        if scope.started_s is None:
+            return
+        try:
+            actual_s = max(0.0, self._clock.now_s() - scope.started_s)
+            scope.started_s = None
+            forecast = self._calls.pop(scope.call_id, None)
+            if self._planner is not None and scope.session is not None:
+                self._planner.tool_ended(scope.session, scope.call_id)
+            self._forecaster.learn(scope.tool, scope.command, actual_s, scope.status)
+            failed = scope.status is ToolStatus.FAILED
+            self._tool_hint(HintKind.TOOL_ERROR if failed else HintKind.TOOL_END, scope, None)
+            if forecast is not None:
+                self._books.tool_call(scope, forecast=forecast, actual_s=actual_s)
+        except Exception as error:
+            log.failed("tool_end_failed", tool=scope.tool, error=repr(error))
+
+    def is_control_flow(self, error: BaseException) -> bool:
+        """Part of ToolScope's contract."""
+        return self.host.is_control_flow(error)
+
+    # -- hints
+
+    def subscribe(self, subscriber: Callable[[Hint], None]) -> Callable[[], None]:
+        """Hear every hint, in order, on the thread that causes it; returns the way to stop."""
+        return self._bus.subscribe(subscriber)
+
+    def _hint(self, kind: HintKind, *, task: str, session: str, node: str, **more: Any) -> None:
+        if not self._bus.has_subscribers:
+            return
+        self._bus.publish(
+            Hint(
+                id=f"hint-{next(self._ids)}",
+                kind=kind,
+                at_s=self._clock.now_s(),
+                ts_ms=self._clock.wall_ms(),
+                task=task,
+                session=session,
+                node=node,
+                **more,
+            )
+        )
+
+    def _tool_hint(self, kind: HintKind, scope: ToolScope, forecast: Forecast | None) -> None:
+        if not self._bus.has_subscribers:
+            return
+        facts = ToolFacts(
+            call_id=scope.call_id,
+            tool=scope.tool,
+            command=scope.command,
+            status=scope.status,
+            expect_s=scope.expect_s,
+            progress=scope.progress_share,
+            elapsed_s=0.0 if scope.started_s is None else self._clock.now_s() - scope.started_s,
+        )
+        self._hint(kind, task=scope.task, session=scope.session or "", node=scope.node, call=facts, wait=forecast)
+
+    # -- the end of a task, and what it cost
+
+    def finish(self, task: str) -> None:
+        """The task is over: destroy its sessions without writing a byte. Unknown and repeated keys are no-ops."""
+        sessions = self._books.sessions(task)
+        if self._planner is not None:
+            self._planner.forget(sessions)
+        finish_task = getattr(self.engine, "finish_task", None)
+        if finish_task is not None:
+            finish_task(task)
+        self._books.close_task(task)
+        for session in sessions:
+            self._hint(HintKind.SESSION_END, task=task, session=session, node="", final=True)
+
+    def report(self, task: str) -> Bill:
+        """The task's bill so far: print it, or take `to_json()`."""
+        return self._books.bill(task)
+
+    def stats(self) -> dict[str, Any]:
+        """Blocks and bytes per tier, moves and hits, and the counters of what went wrong; plain JSON values."""
+        return {"engine": dict(self.engine.stats()), "counters": dict(log.counters)}
+
+    # -- OpenAI clients in this process
+
+    def openai(self) -> openai.OpenAI:
+        """An `openai.OpenAI` client that talks to this engine without a socket."""
+        client: openai.OpenAI = self._doors().openai()
+        return client
+
+    def async_openai(self) -> openai.AsyncOpenAI:
+        """An `openai.AsyncOpenAI` client that talks to this engine without a socket."""
+        client: openai.AsyncOpenAI = self._doors().async_openai()
+        return client
+
+    def _doors(self) -> Any:
+        from agentkv.server.app import create_app
+        from agentkv.server.transport import InProcess
+
+        with self._lock:
+            self._check_open()
+            if self._in_process is None:
+                app = create_app(self.submit, model=self.engine.model, count_tokens=self.engine.count_tokens)
+                self._in_process = InProcess(app, identify=self.caller)
+            return self._in_process
+
+    # -- lifetime
+
+    def close(self) -> None:
+        """End every call with Closed, free all memory, flush the ledger. Idempotent."""
+        with self._lock:
+            if self._closed:
+                return
+            self._closed = True
+            doors = self._in_process
+        if doors is not None:
+            doors.close()
+        if self._planner is not None:
+            self._planner.close()
+        self.engine.close()
+        self._books.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise Closed("this AgentKV is closed; make a new one")
+
+    def _last_session(self, caller: Caller) -> str | None:
+        last_session = getattr(self.engine, "last_session", None)
+        return None if last_session is None else last_session(caller)
+
+
+class TaskScope(AbstractContextManager["TaskScope"], AbstractAsyncContextManager["TaskScope"]):
+    """What `kv.task(...)` returns: enter it with `with` or `async with`, one at a time."""
+
+    def __init__(
+        self, kv: AgentKV, key: str, *, budget: Budget | None, priority: PriorityClass | None, final: bool
+    ) -> None:
+        self._kv = kv
+        self.key = key
+        self._budget = budget
+        self._priority = priority
+        self._final = final
+        self._token: Any = None
+
+    def __enter__(self) -> TaskScope:
+        self._kv._books.open_task(self.key, budget=self._budget, priority=self._priority)
+        self._token = identity.push(owner=self._kv, task=self.key)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        identity.pop(self._token)
+        if self._final:
+            self._kv.finish(self.key)
+
+    async def __aenter__(self) -> TaskScope:
+        return self.__enter__()
+
+    async def __aexit__(self, *_: object) -> None:
+        self.__exit__()
+
+
+def _policy(policy: str | Policy) -> Policy:
+    if not isinstance(policy, str):
+        return policy
+    from agentkv.policy import make_policy
+
+    return make_policy(policy)
+
+
+def _planner_for(
+    engine: Engine, policy: Policy, forecaster: Forecaster, clock: Clock, on_receipt: Callable[[Receipt], None]
+) -> Planner | None:
+    if not hasattr(engine, "residency"):
+        return None
+    return Planner(engine=engine, policy=policy, forecaster=forecaster, clock=clock, on_receipt=on_receipt)  # type: ignore[arg-type]

@@ -1,0 +1,167 @@
+"""The books: tasks and their accounts, and the facts that become a bill.
+
+Every model call is reserved before it starts and settled when it ends, whichever way it ends; every tool call and
+move leaves a fact. Appending never raises and never waits for a disk.
+"""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass
+
+from agentkv.budget.bill import Bill
+from agentkv.budget.ledger import Ledger, ModelCall, MoveFact, TaskFact, ToolCallFact
+from agentkv.budget.limits import Account, Budget, Reservation
+from agentkv.clock import Clock
+from agentkv.core.forecast import Forecast
+from agentkv.core.residency import Receipt
+from agentkv.core.task import PriorityClass, Task
+from agentkv.core.usage import Timing, Usage
+from agentkv.engine.base import Generation, Request, Stream
+from agentkv.errors import GenerationCancelled
+from agentkv.runtime.tools import ToolScope
+
+
+@dataclass(slots=True)
+class _Open:
+    task: Task
+    account: Account
+
+
+class Books:
+    """Tasks, accounts and facts of one AgentKV. Thread-safe."""
+
+    def __init__(self, *, ledger: Ledger, clock: Clock, model: str) -> None:
+        self._ledger = ledger
+        self._clock = clock
+        self._model = model
+        self._lock = threading.Lock()
+        self._open: dict[str, _Open] = {}
+        self._task_of_session: dict[str, str] = {}
+
+    # -- tasks
+
+    def open_task(self, key: str, *, budget: Budget | None = None, priority: PriorityClass | None = None) -> Task:
+        """The task `key`, registered on first sight. A budget given later replaces the limits, not what is used."""
+        with self._lock:
+            known = self._open.get(key)
+            if known is None:
+                task = Task(key=key, priority=PriorityClass.STEP if priority is None else priority)
+                known = self._open[key] = _Open(task, Account(key, budget or Budget(), clock=self._clock))
+                self._ledger.append(TaskFact(task=key, at_ms=self._clock.wall_ms(), event="started"))
+            else:
+                if budget is not None:
+                    known.account.budget = budget
+                if priority is not None:
+                    known.task = Task(key=key, priority=priority)
+            return known.task
+
+    def close_task(self, key: str) -> None:
+        """The task is over; its facts stay."""
+        with self._lock:
+            known = self._open.pop(key, None)
+            self._task_of_session = {s: t for s, t in self._task_of_session.items() if t != key}
+        if known is not None:
+            self._ledger.append(TaskFact(task=key, at_ms=self._clock.wall_ms(), event="finished"))
+
+    def account(self, key: str) -> Account:
+        """The task's account."""
+        self.open_task(key)
+        with self._lock:
+            return self._open[key].account
+
+    def priority(self, key: str) -> PriorityClass:
+        """The task's class; STEP for a task not seen yet."""
+        with self._lock:
+            known = self._open.get(key)
+            return known.task.priority if known is not None else PriorityClass.STEP
+
+    def sessions(self, task: str) -> list[str]:
+        """Sessions that this task's calls used."""
+        with self._lock:
+            return [session for session, owner in self._task_of_session.items() if owner == task]
+
+    # -- facts
+
+    def watch(self, stream: Stream, request: Request, reservation: Reservation, input_tokens: int) -> None:
+        """Settle the reservation and write the fact when the stream ends, before its consumer learns of the end."""
+        at_ms = self._clock.wall_ms()
+        started_s = self._clock.now_s()
+
+        def ended(generation: Generation | None, error: BaseException | None) -> None:
+            if generation is not None:
+                usage, timing, status = generation.usage, generation.timing, "ok"
+                session, model = generation.session, generation.model or self._model
+            else:
+                usage = Usage(input_tokens=input_tokens, output_tokens=len(stream.partial), calls=1)
+                timing = Timing(total_s=self._clock.now_s() - started_s)
+                status = "aborted" if isinstance(error, GenerationCancelled) else "failed"
+                session, model = request.session or "", self._model
+            reservation.settle(usage)
+            caller = request.caller
+            if session:
+                with self._lock:
+                    self._task_of_session[session] = caller.task
+            self._ledger.append(
+                ModelCall(
+                    task=caller.task,
+                    session=session,
+                    node=caller.node,
+                    branch=caller.branch,
+                    attempt=caller.attempt,
+                    at_ms=at_ms,
+                    model=model,
+                    usage=usage,
+                    timing=timing,
+                    status=status,
+                    priority=int(request.priority),
+                )
+            )
+
+        stream.on_end(ended)
+
+    def tool_call(self, scope: ToolScope, *, forecast: Forecast, actual_s: float) -> None:
+        """A tool call ended."""
+        self._ledger.append(
+            ToolCallFact(
+                task=scope.task,
+                session=scope.session or "",
+                node=scope.node,
+                tool=scope.tool,
+                command=scope.command,
+                at_ms=self._clock.wall_ms(),
+                predicted_p10_s=forecast.quantile_s(0.1),
+                predicted_p50_s=forecast.quantile_s(0.5),
+                predicted_p90_s=forecast.quantile_s(0.9),
+                actual_s=actual_s,
+                status=scope.status.value,
+            )
+        )
+
+    def move(self, receipt: Receipt) -> None:
+        """A move ended."""
+        move = receipt.move
+        with self._lock:
+            task = self._task_of_session.get(move.session, move.session.rpartition("#")[0])
+        self._ledger.append(
+            MoveFact(
+                task=task,
+                session=move.session,
+                at_ms=self._clock.wall_ms(),
+                action=move.action.value,
+                to="" if move.to is None else move.to.name.lower(),
+                blocks=receipt.blocks,
+                size_bytes=receipt.size_bytes,
+                seconds=max(0.0, receipt.finished_s - receipt.submitted_s),
+                outcome=receipt.outcome.value,
+                reason=move.reason,
+            )
+        )
+
+    def bill(self, task: str) -> Bill:
+        """What the task cost so far."""
+        return Bill.from_facts(task, self._ledger.rows(task))
+
+    def close(self) -> None:
+        """Flush and close the ledger."""
+        self._ledger.close()

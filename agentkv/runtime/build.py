@@ -1,0 +1,54 @@
+"""Building the local engine: cheap checks of every option first, then the model, then the tiers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from agentkv.engine.base import TieredEngine
+from agentkv.errors import ConfigError, ExtraMissing
+from agentkv.units import parse_bytes
+
+
+def local_engine(
+    model: str,
+    *,
+    device: str,
+    device_memory: int | str,
+    host_memory: int | str | None,
+    disk: str | Path | None,
+    disk_memory: int | str,
+    dtype: str,
+    salt: str,
+    progress: Callable[[str], None] | None,
+) -> TieredEngine:
+    """The embedded engine; see `AgentKV.local` for the options and errors."""
+    device_bytes = _tier_bytes(device_memory, "device_memory")
+    host_bytes = 0 if host_memory is None else _tier_bytes(host_memory, "host_memory")
+    disk_bytes = 0 if disk is None else _tier_bytes(disk_memory, "disk_memory")
+    if disk is not None and host_bytes == 0:
+        raise ConfigError("disk needs the host tier, through which its blocks travel; give host_memory")
+    try:
+        from agentkv.engine.local.engine import LocalEngine
+        from agentkv.engine.local.loader import load_model
+    except ImportError as error:
+        raise ExtraMissing(
+            f"the embedded engine needs {error.name or 'torch'}: pip install 'agentkv-sdk[local]'"
+        ) from error
+    loaded = load_model(model, device=device, dtype=dtype, progress=progress)
+    return LocalEngine(
+        loaded,
+        device_memory=device_bytes,
+        host_memory=host_bytes,
+        disk=None if disk is None else Path(disk),
+        disk_memory=disk_bytes,
+        salt=salt,
+    )
+
+
+def _tier_bytes(size: int | str, option: str) -> int:
+    size_bytes = parse_bytes(size, option=option)
+    if size_bytes == 0:
+        off = "" if option == "device_memory" else ", or None to switch the tier off"
+        raise ConfigError(f'{option}={size!r} holds no block; give a size such as "256MiB"{off}')
+    return size_bytes

