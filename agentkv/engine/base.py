@@ -7,30 +7,57 @@ Covers: Request, Chunk, Generation, Stream, Engine, TieredEngine. Does not cover
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import threading
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, Self
 
+from agentkv import log
 from agentkv.core.message import Message, ToolCall, ToolSpec
 from agentkv.core.residency import Move, Receipt, Residency
 from agentkv.core.task import Caller, PriorityClass
 from agentkv.core.usage import Timing, Usage
-from agentkv.errors import GenerationCancelled
+from agentkv.errors import GenerationCancelled, RequestInvalid
 
 FinishReason = Literal["stop", "length", "tool_calls"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sampling:
-    """How to choose tokens. temperature 0 is greedy. `max_tokens` None means up to the context's end."""
+    """How to choose tokens. temperature 0 is greedy. `max_tokens` None means up to the context's end.
+
+    Raises RequestInvalid for a value that no engine could work with, so that none ever sees one.
+    """
 
     max_tokens: int | None = None
     temperature: float = 0.0
     top_p: float = 1.0
     stop: tuple[str, ...] = ()
     seed: int | None = None
+
+    def __post_init__(self) -> None:
+        _require(_is_int(self.max_tokens, low=1), "max_tokens", self.max_tokens, "an integer from 1 on")
+        _require(_is_real(self.temperature, 0, 100), "temperature", self.temperature, "a number from 0 on")
+        _require(_is_real(self.top_p, 0, 1) and self.top_p > 0, "top_p", self.top_p, "a number in (0, 1]")
+        stops = self.stop if isinstance(self.stop, tuple) else (None,)
+        _require(all(isinstance(s, str) and s for s in stops), "stop", self.stop, "a tuple of texts that are not empty")
+        _require(_is_int(self.seed, low=-(2**63)), "seed", self.seed, "an integer of 64 bits")
+
+
+def _require(allowed: bool, param: str, value: object, what: str) -> None:  # noqa: FBT001  one condition, one word
+    if not allowed:
+        raise RequestInvalid(f"{param}={value!r:.100} is not allowed; give {what}", param=param, code="invalid_value")
+
+
+def _is_int(value: object, *, low: int) -> bool:
+    """None, or an integer that also fits into 64 bits."""
+    return value is None or (isinstance(value, int) and not isinstance(value, bool) and low <= value < 2**63)
+
+
+def _is_real(value: object, low: float, high: float) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and low <= value <= high
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,6 +77,12 @@ class Request:
     priority: PriorityClass = PriorityClass.STEP
     forced_ids: tuple[int, ...] | None = None
 
+    def __post_init__(self) -> None:
+        if (self.messages is None) == (self.prompt is None):
+            raise RequestInvalid("a request holds either messages or a prompt", param="messages")
+        if self.messages is not None and not self.messages:
+            raise RequestInvalid("messages are empty; at least one is needed", param="messages")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Chunk:
@@ -62,7 +95,8 @@ class Chunk:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Generation:
     """The whole answer. `text` is the join of all chunks; `raw` is what the model really wrote, before tool calls
-    were taken out of it; re-send it byte for byte."""
+    were taken out of it; re-send it byte for byte.
+    """
 
     text: str
     raw: str
@@ -73,6 +107,8 @@ class Generation:
     tool_calls: tuple[ToolCall, ...] = ()
     session: str = ""
     model: str = ""
+    estimated: bool = False
+    """True where the usage was counted here because the server reported none."""
 
 
 class Stream:
@@ -94,6 +130,7 @@ class Stream:
         self._end_callbacks: list[Callable[[Generation | None, BaseException | None], None]] = []
         self.partial: list[int] = []
         """Token ids produced so far: what a cancelled call really generated."""
+        self._texts_without_ids = 0
 
     # -- producer
 
@@ -104,6 +141,7 @@ class Stream:
                 return
             self._chunks.append(chunk)
             self.partial.extend(chunk.token_ids)
+            self._texts_without_ids += not chunk.token_ids
             self._notify()
 
     def finish(self, generation: Generation) -> None:
@@ -114,13 +152,14 @@ class Stream:
             self._generation = generation
             self._ended()
 
-    def fail(self, error: BaseException) -> None:
-        """End the stream with an error; ignored once it has ended."""
+    def fail(self, error: BaseException) -> bool:
+        """End the stream with an error; ignored (False) once it has ended."""
         with self._ready:
             if self.ended:
-                return
+                return False
             self._error = error
             self._ended()
+            return True
 
     def on_end(self, callback: Callable[[Generation | None, BaseException | None], None]) -> None:
         """Call `callback(generation, error)` once when the stream ends, before any consumer sees the end.
@@ -135,7 +174,10 @@ class Stream:
 
     def _ended(self) -> None:
         for callback in self._end_callbacks:
-            callback(self._generation, self._error)
+            try:
+                callback(self._generation, self._error)
+            except Exception as error:  # a broken book must leave neither the engine nor the consumer hanging
+                log.failed("stream_end_callback_failed", error=repr(error))
         self._end_callbacks.clear()
         self._notify()
 
@@ -151,15 +193,17 @@ class Stream:
         """True once a Generation or an error is there (chunks may still wait to be read)."""
         return self._generation is not None or self._error is not None
 
+    @property
+    def partial_tokens(self) -> int:
+        """How many tokens came so far; where an engine gives no ids (a remote one), one for each piece of text."""
+        return len(self.partial) or self._texts_without_ids
+
     def cancel(self) -> None:
         """Stop the call; the engine frees what it held. Nothing happens if the stream has ended."""
-        if self.ended:
-            return
-        self.fail(GenerationCancelled("the call was cancelled"))
-        if self._on_cancel is not None:
+        if self.fail(GenerationCancelled("the call was cancelled")) and self._on_cancel is not None:
             self._on_cancel()
 
-    def __enter__(self) -> Stream:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -199,7 +243,7 @@ class Stream:
                     waiting = not self._chunks and not self.ended
                     chunk = None if waiting else self._take()
                 if waiting:
-                    await wakeup.wait()
+                    await self._wait_or_cancel(wakeup)
                 elif chunk is None:
                     return
                 else:
@@ -208,13 +252,16 @@ class Stream:
     async def aresult(self) -> Generation:
         """`result()` for coroutines; cancelling the awaiting task cancels the call."""
         with _Wakeup(self) as wakeup:
-            try:
-                while not self.ended:
-                    await wakeup.wait()
-            except asyncio.CancelledError:
-                self.cancel()
-                raise
+            while not self.ended:
+                await self._wait_or_cancel(wakeup)
         return self.result()
+
+    async def _wait_or_cancel(self, wakeup: _Wakeup) -> None:
+        try:
+            await wakeup.wait()
+        except asyncio.CancelledError:
+            self.cancel()
+            raise
 
 
 class _Wakeup:
@@ -225,7 +272,7 @@ class _Wakeup:
         self._event = asyncio.Event()
         self._loop = asyncio.get_running_loop()
 
-    def __enter__(self) -> _Wakeup:
+    def __enter__(self) -> Self:
         with self._stream._ready:
             self._stream._watchers.append(self._set)
         return self
@@ -235,7 +282,7 @@ class _Wakeup:
             self._stream._watchers.remove(self._set)
 
     def _set(self) -> None:
-        if not self._loop.is_closed():
+        with contextlib.suppress(RuntimeError):  # the consumer's loop was closed: nobody waits there any more
             self._loop.call_soon_threadsafe(self._event.set)
 
     async def wait(self) -> None:
@@ -245,7 +292,8 @@ class _Wakeup:
 
 class Engine(Protocol):
     """Answers model calls. `submit` never blocks on the model; it raises RequestInvalid for a request that cannot be
-    answered, before anything is started."""
+    answered, before anything is started.
+    """
 
     model: str
 
@@ -281,7 +329,8 @@ class TieredEngine(Engine, Protocol):
 
     def apply(self, move: Move, on_receipt: Callable[[Receipt], None] | None = None) -> bool:
         """Submit a move inline and return at once: True if copies were submitted. The receipt comes later, from
-        another thread (at once when there is nothing to do). Never raises: a failure is a receipt."""
+        another thread (at once when there is nothing to do). Never raises: a failure is a receipt.
+        """
         ...
 
     def expect(self, session: str, at_s: float | None) -> None:
