@@ -1,0 +1,29 @@
+"""agentkv for LangGraph: the host, a chat model over an agentkv engine, callbacks, and the demo command.
+
+Importing this package loads neither LangGraph nor LangChain; its names load when first used.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from agentkv_langgraph.callback import AgentKVCallback
+    from agentkv_langgraph.chat import ChatAgentKV
+    from agentkv_langgraph.host import LangGraphHost
+
+__all__ = ["AgentKVCallback", "ChatAgentKV", "LangGraphHost"]
+
+_HOMES = {"AgentKVCallback": "callback", "ChatAgentKV": "chat", "LangGraphHost": "host"}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from importlib import import_module
+
+    return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -1,0 +1,48 @@
+"""LangGraph as a Host: who is calling, nodes with hooks around them, and which exceptions are no failures.
+
+Wrapping itself is in `nodes.py`, the callback of `attach` in `callback.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from langchain_core.runnables.config import var_child_runnable_config
+from langgraph.errors import GraphBubbleUp
+
+from agentkv.core.task import Caller
+from agentkv.log import failed
+from agentkv_langgraph.caller import caller_of_config
+from agentkv_langgraph.nodes import Enter, Leave, wrap
+
+
+class LangGraphHost:
+    """The `agentkv.hosts` entry point named "langgraph". Holds no state."""
+
+    name = "langgraph"
+
+    def caller(self) -> Caller | None:
+        """Who is calling by the running node's config; None outside of a graph (never an error)."""
+        config = var_child_runnable_config.get()
+        if not config:
+            return None
+        try:
+            return caller_of_config(config)
+        except Exception as error:
+            failed("caller_unreadable", error=repr(error))
+            return None
+
+    def wrap_node(self, fn: Callable[..., Any], enter: Enter, leave: Leave) -> Any:
+        """`fn` with the hooks around each run; LangGraph sees the same signature, hints, edges and schemas."""
+        return wrap(fn, enter, leave)
+
+    def attach(self, graph: Any, runtime: Any) -> Any:
+        """A copy of the compiled `graph` that tells `runtime` of its tool and model calls."""
+        from agentkv_langgraph.callback import AgentKVCallback
+
+        return graph.with_config(callbacks=[AgentKVCallback(runtime)])
+
+    def is_control_flow(self, error: BaseException) -> bool:
+        """Interrupts, parent commands and drains: LangGraph's steering, an Exception by type but no failure."""
+        return isinstance(error, GraphBubbleUp)

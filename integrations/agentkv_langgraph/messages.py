@@ -1,0 +1,158 @@
+"""LangChain messages and tools as agentkv's, and a Generation as an AI message.
+
+Everything put into a message is a plain JSON value, so that checkpoints hold it under any serialiser setting. What
+the model really wrote travels in `additional_kwargs` and is sent again byte for byte, as long as nobody edited the
+turn in between.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict
+from typing import Any
+
+from langchain_core.messages import AIMessage, BaseMessage, ChatMessage, HumanMessage, SystemMessage, ToolMessage
+from langchain_core.messages.tool import invalid_tool_call, tool_call
+from langchain_core.utils.function_calling import convert_to_openai_tool
+
+from agentkv.core.message import ROLES, Message, Role, ToolCall, ToolSpec
+from agentkv.engine.base import Generation
+from agentkv.errors import RequestInvalid
+
+RAW = "agentkv_raw"
+RAW_CALLS = "agentkv_raw_calls"
+_SPOKEN_ELSEWHERE = {"tool_call", "tool_use", "invalid_tool_call", "reasoning", "thinking", "redacted_thinking"}
+"""Blocks of an assistant turn that are not its text: calls are in `tool_calls`, reasoning is not sent again."""
+
+
+def to_messages(messages: Iterable[BaseMessage]) -> tuple[Message, ...]:
+    """Core messages. Raises RequestInvalid naming the position of a message that cannot be sent as text."""
+    return tuple(_to_message(message, index) for index, message in enumerate(messages))
+
+
+def _to_message(message: BaseMessage, index: int) -> Message:
+    text = _text(message, index)
+    if isinstance(message, AIMessage):
+        return _to_turn(message, text)
+    if isinstance(message, ToolMessage):
+        return Message(role="tool", content=text, tool_call_id=message.tool_call_id, name=message.name)
+    return Message(role=_role(message, index), content=text, name=message.name)
+
+
+def _role(message: BaseMessage, index: int) -> Role:
+    if isinstance(message, SystemMessage):
+        return "system"
+    if isinstance(message, HumanMessage):
+        return "user"
+    named = getattr(message, "role", None) if isinstance(message, ChatMessage) else None
+    for role in ROLES:
+        if named == role:
+            return role
+    raise RequestInvalid(
+        f"message {index} is a {type(message).__name__}{f' with role {named!r}' if named else ''}; "
+        f"this engine knows the roles {', '.join(ROLES)}",
+        param=f"messages[{index}]",
+    )
+
+
+def _text(message: BaseMessage, index: int) -> str:
+    if isinstance(message.content, str):
+        return message.content
+    pieces = []
+    for block in message.content:
+        if isinstance(block, str):
+            pieces.append(block)
+        elif block.get("type") == "text" or (block.get("type") is None and "text" in block):
+            pieces.append(str(block.get("text") or ""))
+        elif not (isinstance(message, AIMessage) and block.get("type") in _SPOKEN_ELSEWHERE):
+            raise RequestInvalid(
+                f"message {index} holds a block of type {block.get('type')!r}; this engine reads text only",
+                param=f"messages[{index}]",
+            )
+    return "".join(pieces)
+
+
+def _to_turn(message: AIMessage, text: str) -> Message:
+    raw_calls = message.additional_kwargs.get(RAW_CALLS)
+    written = {str(call["id"]): str(call["arguments"]) for call in raw_calls or ()}
+    calls = [
+        ToolCall(
+            id=call["id"] or "", name=call["name"], arguments=_arguments(call["args"], written.get(call["id"] or ""))
+        )
+        for call in message.tool_calls
+    ]
+    calls += [
+        ToolCall(id=call["id"] or "", name=call["name"] or "", arguments=call["args"] or "")
+        for call in message.invalid_tool_calls
+    ]
+    raw = message.additional_kwargs.get(RAW)
+    if not calls and isinstance(raw, str) and not raw_calls and text.strip() and text.strip() in raw:
+        text = raw
+    return Message(role="assistant", content=text, tool_calls=tuple(calls))
+
+
+def _arguments(args: Any, written: str | None) -> str:
+    """The model's own JSON text where it still says the same; a text of ours where somebody changed the call."""
+    if written is not None and _parsed(written) == args:
+        return written
+    return json.dumps(args, ensure_ascii=False)
+
+
+def _parsed(arguments: str) -> dict[str, Any] | None:
+    try:
+        value = json.loads(arguments) if arguments.strip() else {}
+    except ValueError:
+        return None
+    return value if isinstance(value, dict) else None
+
+
+def to_tools(tools: Sequence[Any]) -> tuple[ToolSpec, ...]:
+    """Tool specs from everything that LangChain calls a tool: functions, BaseTools, models, schemas."""
+    specs = []
+    for tool in tools:
+        if isinstance(tool, ToolSpec):
+            specs.append(tool)
+            continue
+        function = convert_to_openai_tool(tool)["function"]
+        schema = function.get("parameters") or {"type": "object", "properties": {}}
+        specs.append(ToolSpec(name=function["name"], description=function.get("description", ""), parameters=schema))
+    return tuple(specs)
+
+
+def turn_fields(generation: Generation) -> dict[str, Any]:
+    """Everything of an AI message but its content and tool calls, in JSON values."""
+    usage = generation.usage
+    kwargs: dict[str, Any] = {RAW: str(generation.raw)}
+    if generation.tool_calls:
+        kwargs[RAW_CALLS] = [{"id": call.id, "arguments": call.arguments} for call in generation.tool_calls]
+    told = {"session": generation.session, "timing": asdict(generation.timing), "estimated": generation.estimated}
+    return {
+        "additional_kwargs": kwargs,
+        "usage_metadata": {
+            "input_tokens": usage.input_tokens,
+            "output_tokens": usage.output_tokens,
+            "total_tokens": usage.total_tokens,
+            "input_token_details": {"cache_read": usage.cached_tokens},
+        },
+        "response_metadata": {
+            "model_name": generation.model,
+            "model_provider": "agentkv",
+            "finish_reason": generation.finish_reason,
+            "agentkv": told,
+        },
+    }
+
+
+def to_ai_message(generation: Generation) -> AIMessage:
+    """The whole answer as one message; calls whose arguments are no JSON object become `invalid_tool_calls`."""
+    valid, invalid = [], []
+    for call in generation.tool_calls:
+        args = _parsed(call.arguments)
+        if args is None:
+            invalid.append(
+                invalid_tool_call(name=call.name, args=call.arguments, id=call.id, error="arguments are no JSON object")
+            )
+        else:
+            valid.append(tool_call(name=call.name, args=args, id=call.id))
+    return AIMessage(content=generation.text, tool_calls=valid, invalid_tool_calls=invalid, **turn_fields(generation))
