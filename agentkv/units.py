@@ -38,21 +38,27 @@ def parse_bytes(size: int | str, *, option: str = "size") -> int:
     return int(float(match[1]) * _FACTORS[match[2].lower()])
 
 
+_NEXT_UNIT = 1024
+_MILLISECONDS_BELOW_S = 0.9995
+_DECIMALS_BELOW_S = 0.01
+_MINUTES_FROM_S = 120
+
+
 def format_bytes(size_bytes: float) -> str:
     """A size for people: "360.0 KiB"."""
     value = float(size_bytes)
     for unit in ("B", "KiB", "MiB", "GiB"):
-        if abs(value) < 1024:
+        if abs(value) < _NEXT_UNIT:
             return f"{value:.0f} B" if unit == "B" else f"{value:.1f} {unit}"
-        value /= 1024
+        value /= _NEXT_UNIT
     return f"{value:.1f} TiB"
 
 
 def format_seconds(seconds: float) -> str:
-    """A duration for people: "0 ms", "18 ms", "3.4 s", "2 min 5 s"."""
-    if seconds < 0.9995:
-        return f"{seconds * 1000:.1f} ms" if 0 < seconds < 0.01 else f"{seconds * 1000:.0f} ms"
-    if seconds < 120:
+    """A duration for people: "0 ms", "2.5 ms", "18 ms", "3.4 s", "2 min 5 s"."""
+    if seconds < _MILLISECONDS_BELOW_S:
+        return f"{seconds * 1000:.1f} ms" if 0 < seconds < _DECIMALS_BELOW_S else f"{seconds * 1000:.0f} ms"
+    if seconds < _MINUTES_FROM_S:
         return f"{seconds:.1f} s"
     minutes, rest = divmod(round(seconds), 60)
     return f"{minutes} min {rest} s"

@@ -95,13 +95,17 @@ class Outcome(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Receipt:
-    """What a Move did. On PARTIAL and FAILED the blocks that did not move are where they were."""
+    """What a Move did. On PARTIAL and FAILED the blocks that did not move are where they were.
+
+    Monotonic times: the first copy was submitted, its first byte moved (0 when nothing moved), the last one ended.
+    """
 
     move: Move
     outcome: Outcome
     blocks: int = 0
     size_bytes: int = 0
     submitted_s: float = 0.0
+    first_byte_s: float = 0.0
     finished_s: float = 0.0
     detail: str = ""
 

@@ -51,7 +51,8 @@ class AgentKV:
         self._books = books
         self._forecaster = forecaster
         self._bus = Bus()
-        self._planner = _planner_for(engine, policy, forecaster, clock, books.move)
+        self._receipts: list[Callable[[Receipt], None]] = [books.move]
+        self._planner = _planner_for(engine, policy, forecaster, clock, self._tell_receipt)
         self._ids = itertools.count(1)
         self._calls: dict[str, Forecast] = {}
         self._in_process: Any = None
@@ -342,6 +343,17 @@ class AgentKV:
         """Hear every hint, in order, on the thread that causes it; returns the way to stop."""
         return self._bus.subscribe(subscriber)
 
+    def on_receipt(self, listener: Callable[[Receipt], None]) -> None:
+        """Hear what became of every move, from the thread that carried it out; must be quick."""
+        self._receipts.append(listener)
+
+    def _tell_receipt(self, receipt: Receipt) -> None:
+        for listener in self._receipts:
+            try:
+                listener(receipt)
+            except Exception as error:
+                log.failed("receipt_listener_failed", error=repr(error))
+
     def _hint(self, kind: HintKind, *, task: str, session: str, node: str, **more: Any) -> None:
         if not self._bus.has_subscribers:
             return
@@ -461,7 +473,7 @@ class TaskScope(AbstractContextManager["TaskScope"], AbstractAsyncContextManager
         self._final = final
         self._token: Any = None
 
-    def __enter__(self) -> TaskScope:
+    def __enter__(self) -> Self:
         self._kv._books.open_task(self.key, budget=self._budget, priority=self._priority)
         self._token = identity.push(owner=self._kv, task=self.key)
         return self
@@ -471,7 +483,7 @@ class TaskScope(AbstractContextManager["TaskScope"], AbstractAsyncContextManager
         if self._final:
             self._kv.finish(self.key)
 
-    async def __aenter__(self) -> TaskScope:
+    async def __aenter__(self) -> Self:
         return self.__enter__()
 
     async def __aexit__(self, *_: object) -> None:

@@ -27,10 +27,10 @@ class PlainHost:
     def wrap_node(self, fn: Callable[..., Any], enter: Enter, leave: Leave) -> Any:
         return wrap_callable(fn, enter, leave)
 
-    def attach(self, graph: Any, runtime: Any) -> Any:
+    def attach(self, graph: Any, runtime: Any) -> Any:  # noqa: ARG002  the protocol
         raise ConfigError(f"no framework that knows a {type(graph).__name__} is installed; install langgraph")
 
-    def is_control_flow(self, error: BaseException) -> bool:
+    def is_control_flow(self, error: BaseException) -> bool:  # noqa: ARG002  the protocol
         return False
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import heapq
 import itertools
+import math
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -56,6 +57,7 @@ class Planner:
         clock: Clock,
         on_receipt: Callable[[Receipt], None],
         idle_s: float = 2.0,
+        threaded: bool = True,
     ) -> None:
         self._engine = engine
         self._policy = policy
@@ -63,6 +65,7 @@ class Planner:
         self._clock = clock
         self._on_receipt = on_receipt
         self._idle_s = idle_s
+        self._threaded = threaded
         self._waits: dict[str, _Wait] = {}
         self._heap: list[tuple[float, int, str, int]] = []
         self._order = itertools.count(1)
@@ -166,7 +169,7 @@ class Planner:
             if self._closed:
                 return
             heapq.heappush(self._heap, (due_s, next(self._order), session, version))
-            if self._thread is None:
+            if self._thread is None and self._threaded:
                 self._thread = threading.Thread(target=self._run, name="agentkv-planner", daemon=True)
                 self._thread.start()
             elif self._heap[0][0] == due_s:
@@ -182,14 +185,18 @@ class Planner:
         wait.version = next(self._order)
         self._ask_at(self._clock.now_s() + self._idle_s, session, wait.version)
 
-    def _run(self) -> None:
+    def tick(self) -> float | None:
+        """Do what is due now; seconds until the next due time, None when nothing is planned.
+
+        The planner's own thread lives on this; tests and simulations with a manual clock call it themselves.
+        """
         while True:
             with self._wakeup:
-                while not self._closed and (not self._heap or self._heap[0][0] > self._clock.now_s()):
-                    left_s = self._heap[0][0] - self._clock.now_s() if self._heap else None
-                    self._wakeup.wait(left_s)
-                if self._closed:
-                    return
+                if not self._heap:
+                    return None
+                left_s = self._heap[0][0] - self._clock.now_s()
+                if left_s > 0:
+                    return left_s
                 _, _, session, version = heapq.heappop(self._heap)
                 wait = self._waits.get(session)
                 if wait is None or wait.version != version:
@@ -197,6 +204,19 @@ class Planner:
                 if wait.forecast is None:
                     self._await_person(wait)
             self._decide(session)
+
+    def _run(self) -> None:
+        while True:
+            left_s = self.tick()
+            with self._wakeup:
+                if self._closed:
+                    return
+                if left_s is None:
+                    left_s = math.inf
+                if self._heap:
+                    left_s = min(left_s, self._heap[0][0] - self._clock.now_s())
+                if left_s > 0:
+                    self._wakeup.wait(min(left_s, 3600.0))
 
     def _await_person(self, wait: _Wait) -> None:
         now_s = self._clock.now_s()

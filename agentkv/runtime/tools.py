@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from types import TracebackType
-from typing import Protocol
+from typing import Protocol, Self
 
 from agentkv import log
 from agentkv.core.hint import ToolStatus
@@ -54,7 +54,7 @@ class ToolScope:
         self.progress_share = share
         self._board.tool_progressed(self)
 
-    def __enter__(self) -> ToolScope:
+    def __enter__(self) -> Self:
         self._board.tool_started(self)
         return self
 
@@ -64,7 +64,7 @@ class ToolScope:
         self.status = self._status_after(error)
         self._board.tool_ended(self)
 
-    async def __aenter__(self) -> ToolScope:
+    async def __aenter__(self) -> Self:
         return self.__enter__()
 
     async def __aexit__(

@@ -1,0 +1,218 @@
+"""AgentKV over a scripted engine: identity, budgets, hints, bills and lifetime, without a model."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+
+import pytest
+
+from agentkv import (
+    AgentKV,
+    Budget,
+    BudgetExceeded,
+    Hint,
+    HintKind,
+    Message,
+    PriorityClass,
+    Request,
+    Sampling,
+    ScriptedEngine,
+)
+from agentkv.core.hint import ToolStatus
+from agentkv.errors import Closed, ConfigError
+from agentkv.runtime.hosts import PlainHost
+
+
+def ask(text: str, *, max_tokens: int = 8) -> Request:
+    return Request(messages=(Message(role="user", content=text),), sampling=Sampling(max_tokens=max_tokens))
+
+
+@pytest.fixture
+def kv():
+    with AgentKV.with_engine(ScriptedEngine(["one two three"] * 50), host=PlainHost()) as made:
+        yield made
+
+
+def test_calls_inside_a_task_are_billed_to_it(kv):
+    """The bill holds each call with its tokens, and nothing of another task."""
+    with kv.task("a", final=False):
+        kv.submit(ask("hello")).result(5)
+        kv.submit(ask("hello again")).result(5)
+    with kv.task("b", final=False):
+        kv.submit(ask("other")).result(5)
+    assert 2 == kv.report("a").usage.calls
+    assert 1 == kv.report("b").usage.calls
+    assert kv.report("a").usage.output_tokens == 2 * kv.report("b").usage.output_tokens
+
+
+def test_a_call_outside_any_task_is_unattributed(kv):
+    """Unknown callers never land on another task's bill."""
+    with kv.task("a", final=False):
+        pass
+    kv.submit(ask("who am I")).result(5)
+    assert 0 == kv.report("a").usage.calls
+    assert 1 == kv.report("unattributed").usage.calls
+
+
+def test_a_users_own_thread_is_unattributed_not_guessed(kv):
+    """A thread pool loses the context variables; its calls go to nobody rather than to somebody else."""
+    with kv.task("a", final=False):
+        thread = threading.Thread(target=lambda: kv.submit(ask("from a thread")).result(5))
+        thread.start()
+        thread.join()
+    assert 0 == kv.report("a").usage.calls
+    assert 1 == kv.report("unattributed").usage.calls
+
+
+def test_tasks_nest_and_the_inner_one_counts(kv):
+    """The nearest explicit task is the caller."""
+    with kv.task("outer", final=False):
+        with kv.task("inner", final=False):
+            kv.submit(ask("x")).result(5)
+        kv.submit(ask("y")).result(5)
+    assert 1 == kv.report("inner").usage.calls
+    assert 1 == kv.report("outer").usage.calls
+
+
+async def test_concurrent_async_tasks_keep_apart(kv):
+    """Two coroutines in one loop are two tasks."""
+
+    async def one(name: str) -> None:
+        async with kv.task(name, final=False):
+            for _ in range(3):
+                await kv.submit(ask(name)).aresult()
+                await asyncio.sleep(0)
+
+    await asyncio.gather(one("a"), one("b"))
+    assert [3, 3] == [kv.report(name).usage.calls for name in ("a", "b")]
+
+
+def test_a_budget_refuses_before_anything_is_spent(kv):
+    """Zero is a limit, and the engine never sees a refused call."""
+    with kv.task("poor", budget=Budget(model_calls=0)), pytest.raises(BudgetExceeded):
+        kv.submit(ask("may I?"))
+    assert 0 == len(kv.engine.requests)
+
+
+def test_a_token_budget_counts_input_and_reserved_output(kv):
+    """The reservation covers the longest answer, so that the budget cannot be overrun."""
+    with kv.task("t", budget=Budget(tokens=10), final=False), pytest.raises(BudgetExceeded) as caught:
+        kv.submit(ask("hello", max_tokens=1000))
+    assert "tokens" == caught.value.limit
+    assert 0 == kv.report("t").usage.calls
+
+
+def test_a_tool_call_limit_raises_at_the_tools_start(kv):
+    """The tool does not run when its task may not call it."""
+    ran = []
+    with kv.task("t", budget=Budget(tool_calls=1)):
+        with kv.tool("ls"):
+            ran.append(1)
+        with pytest.raises(BudgetExceeded), kv.tool("ls"):
+            ran.append(2)
+    assert [1] == ran
+
+
+def test_hints_tell_a_tools_start_and_end_with_a_forecast(kv):
+    """The start carries a distribution of the wait; arguments stay out but for the command word."""
+    hints: list[Hint] = []
+    kv.subscribe(hints.append)
+    with kv.task("t"), kv.tool("shell", args={"cmd": "pytest -q /secret/path"}, expect_s=12.0):
+        pass
+    start, end = (hint for hint in hints if hint.call is not None)
+    assert (HintKind.TOOL_START, HintKind.TOOL_END) == (start.kind, end.kind)
+    assert "pytest" == start.call.command
+    assert 12.0 == pytest.approx(start.wait.quantile_s(0.5))
+    assert "secret" not in repr(hints)
+    assert ToolStatus.SUCCEEDED == end.call.status
+
+
+@pytest.mark.parametrize(
+    ("error", "status"),
+    [
+        (ValueError("broken"), ToolStatus.FAILED),
+        (asyncio.CancelledError(), ToolStatus.CANCELLED),
+        (KeyboardInterrupt(), ToolStatus.CANCELLED),
+        (TimeoutError(), ToolStatus.FAILED),
+    ],
+)
+def test_what_a_tool_raises_passes_and_closes_the_call(kv, error, status):
+    """The same exception object comes out, and exactly one end is told."""
+    hints: list[Hint] = []
+    kv.subscribe(hints.append)
+    with pytest.raises(type(error)) as caught, kv.task("t"), kv.tool("x"):
+        raise error
+    assert error is caught.value
+    assert [status] == [h.call.status for h in hints if h.kind in (HintKind.TOOL_END, HintKind.TOOL_ERROR)]
+
+
+def test_a_subscriber_that_fails_disturbs_nobody(kv):
+    """Hints fail into a counter."""
+
+    def bad(_hint: Hint) -> None:
+        raise RuntimeError("my dashboard is down")
+
+    kv.subscribe(bad)
+    with kv.task("t"), kv.tool("x"):
+        pass
+    kv.submit(ask("still works")).result(5)
+
+
+def test_progress_outside_its_range_is_ignored(kv):
+    """A tool that reports nonsense is not trusted and not punished."""
+    with kv.task("t"), kv.tool("x") as call:
+        for share in (-1.0, 0.0, float("nan"), 2.0):
+            call.progress(share)
+        call.progress(0.5)
+
+
+def test_a_final_task_is_destroyed_and_can_be_finished_twice(kv):
+    """`finish` is idempotent, also for keys that never were."""
+    with kv.task("t"):
+        kv.submit(ask("x")).result(5)
+    kv.finish("t")
+    kv.finish("never-heard-of")
+    assert 1 == kv.report("t").usage.calls
+
+
+def test_a_tasks_priority_reaches_its_requests(kv):
+    """A foreground task's calls are foreground calls."""
+    with kv.task("t", priority=PriorityClass.FOREGROUND):
+        kv.submit(ask("x")).result(5)
+    assert PriorityClass.FOREGROUND == kv.engine.requests[-1].priority
+
+
+def test_an_aborted_stream_is_on_the_bill(kv):
+    """Walking away from a stream is one row with the input that was read."""
+    with kv.task("t", final=False):
+        stream = kv.submit(ask("go on and on"))
+        stream.cancel()
+    assert 1 == kv.report("t").usage.calls
+
+
+def test_closed_means_closed(kv):
+    """Use after close is a typed error, closing twice is fine."""
+    kv.close()
+    kv.close()
+    with pytest.raises(Closed):
+        kv.submit(ask("x"))
+    with pytest.raises(Closed):
+        kv.task("t")
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"policy": "magic"},
+        {"device_memory": 0},
+        {"device_memory": "many"},
+        {"host_memory": 0},
+        {"host_memory": None, "disk": "somewhere"},
+    ],
+)
+def test_local_refuses_options_that_cannot_work_before_it_loads_anything(options):
+    """The message names the option; no model is touched."""
+    with pytest.raises(ConfigError) as caught:
+        AgentKV.local(model="/nowhere/at/all", **options)
+    assert any(name in str(caught.value) for name in (*options, "disk"))
