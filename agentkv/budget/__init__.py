@@ -1,0 +1,1 @@
+"""What a task may spend, what it spent, and its bill."""

@@ -1,0 +1,165 @@
+"""Ledger: the append-only facts of every task, from which bills are made.
+
+Covers the facts and keeping them in memory; a store (`store.py`) may save them as well. Does not cover arithmetic on
+them (`bill.py`). Facts hold names, counts and times: no prompt text and no tool arguments.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from dataclasses import asdict, dataclass, field, fields
+from typing import Any, ClassVar, Protocol
+
+from agentkv.core.usage import Timing, Usage
+from agentkv.log import count, failed
+
+MAX_TASKS = 4096
+"""Tasks kept in memory; beyond them the finished one that was silent longest is forgotten (a store still has it)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelCall:
+    """One model call, however it ended: "ok", "aborted" (cancelled) or "failed". Each attempt is its own fact.
+
+    `estimated`: the engine gave no usage and we counted. `visible`: its output went to the user; None = not told.
+    """
+
+    kind: ClassVar[str] = "model_call"
+    task: str
+    session: str = ""
+    node: str = ""
+    branch: str = ""
+    attempt: int = 1
+    at_ms: int = 0
+    model: str = ""
+    usage: Usage = field(default_factory=Usage)
+    timing: Timing = field(default_factory=Timing)
+    status: str = "ok"
+    priority: int = 1
+    estimated: bool = False
+    visible: bool | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ToolCallFact:
+    """One tool call that ended, with the wait that was predicted when it began. `at_ms` is its end."""
+
+    kind: ClassVar[str] = "tool_call"
+    task: str
+    session: str = ""
+    node: str = ""
+    tool: str = ""
+    command: str = ""
+    at_ms: int = 0
+    predicted_p10_s: float | None = None
+    predicted_p50_s: float | None = None
+    predicted_p90_s: float | None = None
+    actual_s: float = 0.0
+    status: str = "succeeded"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MoveFact:
+    """One move and what became of it, in the words of `core.residency` (action, tier in lower case, outcome)."""
+
+    kind: ClassVar[str] = "move"
+    task: str
+    session: str = ""
+    at_ms: int = 0
+    action: str = ""
+    to: str = ""
+    blocks: int = 0
+    size_bytes: int = 0
+    seconds: float = 0.0
+    outcome: str = "done"
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TaskFact:
+    """A task "started" or "finished"; `final`: it was destroyed and will not go on."""
+
+    kind: ClassVar[str] = "task"
+    task: str
+    at_ms: int = 0
+    event: str = "started"
+    final: bool = False
+
+
+Fact = ModelCall | ToolCallFact | MoveFact | TaskFact
+_KINDS: dict[str, type[Fact]] = {cls.kind: cls for cls in (ModelCall, ToolCallFact, MoveFact, TaskFact)}
+_PARTS: dict[str, type[Usage | Timing]] = {"usage": Usage, "timing": Timing}
+
+
+def fact_to_json(fact: Fact) -> dict[str, Any]:
+    """A fact as plain JSON; its kind is kept beside it."""
+    return asdict(fact)
+
+
+def fact_from_json(kind: str, body: dict[str, Any]) -> Fact:
+    """The fact that `fact_to_json` described; fields that this program does not know are left out.
+
+    Raises KeyError, TypeError or ValueError for what is no fact.
+    """
+    cls = _KINDS[kind]
+    known = {f.name for f in fields(cls)}
+    values = {name: value for name, value in body.items() if name in known}
+    for name, part in _PARTS.items():
+        if name in values:
+            values[name] = part(**values[name])
+    return cls(**values)
+
+
+class FactStore(Protocol):
+    """Where facts are saved. `put` neither blocks nor raises."""
+
+    def put(self, fact: Fact) -> None: ...
+    def close(self) -> None: ...
+
+
+class Ledger:
+    """Facts per task, in the order in which they were appended. Thread-safe."""
+
+    def __init__(self, store: FactStore | None = None) -> None:
+        self.store = store
+        self._rows: OrderedDict[str, list[Fact]] = OrderedDict()
+        self._finished: OrderedDict[str, None] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def append(self, fact: Fact) -> None:
+        """Record a fact. Never waits for a disk and never raises: a failure is a log line and a counter."""
+        try:
+            with self._lock:
+                self._rows.setdefault(fact.task, []).append(fact)
+                self._age(fact)
+            if self.store is not None:
+                self.store.put(fact)
+        except Exception as error:
+            failed("ledger_append_failed", error=repr(error))
+
+    def _age(self, fact: Fact) -> None:
+        if isinstance(fact, TaskFact) and fact.event == "finished":
+            self._finished[fact.task] = None
+            self._finished.move_to_end(fact.task)
+        elif isinstance(fact, TaskFact):
+            self._finished.pop(fact.task, None)
+        while len(self._rows) > MAX_TASKS and self._finished:
+            oldest, _ = self._finished.popitem(last=False)
+            self._rows.pop(oldest, None)
+            count("ledger_task_forgotten")
+
+    def rows(self, task: str) -> list[Fact]:
+        """The task's facts so far in this process; [] for an unknown task."""
+        with self._lock:
+            return list(self._rows.get(task, ()))
+
+    def tasks(self) -> list[str]:
+        """Tasks with facts, in the order of their first."""
+        with self._lock:
+            return list(self._rows)
+
+    def close(self) -> None:
+        """Save what is not saved yet. Idempotent; facts appended later are kept in memory only."""
+        if self.store is not None:
+            self.store.close()

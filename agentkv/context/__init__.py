@@ -1,0 +1,1 @@
+"""What the model reads: a prompt whose beginning stays the same, counted and kept short."""

@@ -1,0 +1,1 @@
+"""What is about to happen: hints are delivered, waits are learnt and forecast."""
