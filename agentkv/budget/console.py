@@ -18,6 +18,7 @@ WIDTH = 80
 SHOWN = 12
 """Rows of a list that are shown; of a longer one the first and the last half of that."""
 _NAME_WIDTH = 18
+_SMALL_PERCENT = 0.1  # what is there is not printed as 0.0
 
 
 def render(bill: Bill) -> str:
@@ -148,7 +149,10 @@ def _times(n: int, noun: str) -> str:
 
 
 def _percent(share: float | None) -> str:
-    return "-" if share is None else f"{share * 100:.1f} %"
+    if share is None:
+        return "-"
+    percent = share * 100
+    return f"{percent:.2g} %" if 0 < percent < _SMALL_PERCENT else f"{percent:.1f} %"
 
 
 def _clean(text: str) -> str:
