@@ -1,0 +1,109 @@
+"""The end of a run: one row per task with its stalls, what recompute cost, bytes moved and where the time went."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from rich.table import Table
+
+from agentkv.budget.bill import Bill
+from agentkv.units import format_bytes, format_seconds
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """What one run of all tasks gave: its bills by task title, its wall time, and the engine's own counters."""
+
+    bills: Mapping[str, Bill]
+    wall_s: float
+    stats: Mapping[str, Any]
+
+    @property
+    def stalls_s(self) -> list[float]:
+        """Every resume stall of every task."""
+        return [stall for bill in self.bills.values() for stall in bill.resume_stalls_s]
+
+    def blocks_to(self, tier: str) -> int:
+        """Blocks that moves of all tasks brought to this tier."""
+        return sum(bill.moved[tier].blocks for bill in self.bills.values())
+
+
+def closing_table(run: Outcome, replay: Outcome | None) -> Table:
+    """The closing table; with `replay` also what each task's resumes cost with offload off."""
+    table = Table(title="Closing table", title_justify="left")
+    table.add_column("task", no_wrap=True)
+    table.add_column("tools", justify="right")
+    table.add_column("resume stall\nmedian / max", justify="right", no_wrap=True)
+    if replay is not None:
+        table.add_column("recomputed\nmedian / max", justify="right", no_wrap=True)
+    table.add_column("moved to\nhost / disk / device", justify="right", no_wrap=True)
+    for part in ("tools", "prefill", "decode", "stalls"):
+        table.add_column(part, justify="right", no_wrap=True)
+    for title, bill in run.bills.items():
+        cells = [title, str(len(bill.tools)), _stalls(bill.resume_stalls_s)]
+        if replay is not None:
+            cells.append(_stalls(replay.bills[title].resume_stalls_s))
+        table.add_row(*cells, _moved([bill]), *_times([bill]))
+    everyone = list(run.bills.values())
+    cells = ["all", str(sum(len(bill.tools) for bill in everyone)), _stalls(run.stalls_s)]
+    if replay is not None:
+        cells.append(_stalls(replay.stalls_s))
+    table.add_section()
+    table.add_row(*cells, _moved(everyone), *_times(everyone))
+    return table
+
+
+def comparison(run: Outcome, replay: Outcome) -> str:
+    """One sentence: the same work with offload on and off."""
+    on_s, off_s = sum(run.stalls_s), sum(replay.stalls_s)
+    factor = f" ({off_s / on_s:.1f}x)" if on_s > 0 else ""
+    return (
+        f"Waiting for their own old context cost the tasks {format_seconds(on_s)} with offload and "
+        f"{format_seconds(off_s)} with recompute{factor}; the whole run took {format_seconds(run.wall_s)} and "
+        f"{format_seconds(replay.wall_s)}."
+    )
+
+
+def to_json(run: Outcome, replay: Outcome | None) -> dict[str, Any]:
+    """Both outcomes as plain JSON values."""
+    return {"run": _outcome_json(run), "replay": None if replay is None else _outcome_json(replay)}
+
+
+def _outcome_json(outcome: Outcome) -> dict[str, Any]:
+    stalls = outcome.stalls_s
+    return {
+        "wall_s": outcome.wall_s,
+        "resume_stall_median_s": statistics.median(stalls) if stalls else None,
+        "resume_stall_max_s": max(stalls, default=None),
+        "resume_stall_sum_s": sum(stalls),
+        "blocks_to_host": outcome.blocks_to("host"),
+        "blocks_to_disk": outcome.blocks_to("disk"),
+        "blocks_to_device": outcome.blocks_to("device"),
+        "stats": dict(outcome.stats),
+        "tasks": {title: bill.to_json() for title, bill in outcome.bills.items()},
+    }
+
+
+def _stalls(stalls_s: Sequence[float]) -> str:
+    if not stalls_s:
+        return "-"
+    return f"{format_seconds(statistics.median(stalls_s))} / {format_seconds(max(stalls_s))}"
+
+
+def _moved(bills: Sequence[Bill]) -> str:
+    sizes = [sum(bill.moved[tier].size_bytes for bill in bills) for tier in ("host", "disk", "device")]
+    return " / ".join(format_bytes(size) for size in sizes)
+
+
+def _times(bills: Sequence[Bill]) -> list[str]:
+    spans = [bill.spans for bill in bills]
+    parts = (
+        sum(span.tools_s for span in spans),
+        sum(span.prefill_s for span in spans),
+        sum(span.decode_s for span in spans),
+        sum(span.queued_s + span.restore_s + span.recompute_s for span in spans),
+    )
+    return [format_seconds(part) for part in parts]

@@ -1,0 +1,161 @@
+"""`agentkv demo`: options, exit codes and the order of the show. The run itself is `scene.py`."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from platformdirs import user_cache_path
+from rich.console import Console
+
+from agentkv import AgentKV
+from agentkv.core.residency import Policy
+from agentkv.errors import ConfigError
+from agentkv.units import format_bytes, format_seconds, parse_bytes
+from agentkv_langgraph.demo.closing import Outcome, closing_table, comparison, to_json
+from agentkv_langgraph.demo.scene import MakeKV, Settings, perform, perform_again, workshop
+
+OFF = ("none", "off", "0")
+INTERRUPTED = 130
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command to the `agentkv` program."""
+    app.command(name="demo")(demo)
+
+
+def demo(
+    *,
+    tasks: Annotated[int, typer.Option(min=1, max=64, help="Tasks at once, each a graph of its own.")] = 4,
+    turns: Annotated[int, typer.Option(min=1, max=64, help="Tool calls per task.")] = 6,
+    repo: Annotated[
+        Path | None, typer.Option(help="Your own code base; it is read and tested, never written to.")
+    ] = None,
+    model: Annotated[str, typer.Option(help="A Hugging Face folder, a GGUF file, or a hub name.")] = "smollm2-135m",
+    device_memory: Annotated[
+        str, typer.Option(help="The block pool; too small for all contexts, on purpose.")
+    ] = "160MiB",
+    host_memory: Annotated[str, typer.Option(help="The host tier, or `none`.")] = "512MiB",
+    disk: Annotated[
+        str | None, typer.Option(help="A folder for the disk tier, or `none`; default: a temporary one.")
+    ] = None,
+    compare: Annotated[bool, typer.Option("--compare", help="Do the same work again with offload off.")] = False,
+    budget: Annotated[int, typer.Option(min=1, help="Tokens that each task may spend.")] = 150_000,
+    json_file: Annotated[Path | None, typer.Option("--json", help="Write all numbers to this file.")] = None,
+    keep_s: Annotated[float, typer.Option(help="Ladder: shorter waits stay on the device.")] = 0.5,
+    host_s: Annotated[float, typer.Option(help="Ladder: longer waits go to disk.")] = 4.0,
+    drop_tokens: Annotated[int, typer.Option(help="Ladder: smaller contexts are dropped and computed again.")] = 256,
+    tool_timeout: Annotated[float, typer.Option(min=1.0, help="Seconds after which a tool is killed.")] = 30.0,
+    seed: Annotated[int, typer.Option(help="Another seed, another run.")] = 0,
+) -> None:
+    """Several LangGraph agents at once on one small device: hints, three tiers, budgets and bills at work.
+
+    A model of this size cannot be trusted to choose tools: the graphs walk a work list built from the code base, the
+    tools really run, and the model writes what it makes of each result.
+    """
+    settings = Settings(
+        tasks=tasks,
+        turns=turns,
+        repo=repo,
+        budget_tokens=budget,
+        seed=seed,
+        keep_s=keep_s,
+        host_s=host_s,
+        drop_tokens=drop_tokens,
+        tool_timeout_s=tool_timeout,
+    )
+    memory = Memory(device_memory, host_memory, disk)
+    settings.policy  # noqa: B018  a ladder that cannot work is refused before a model is loaded
+    console = Console()
+    try:
+        failure = _show(console, settings, memory, model=model, compare=compare, json_file=json_file)
+    except KeyboardInterrupt:
+        console.print("Stopped. Nothing is left behind.")
+        raise typer.Exit(INTERRUPTED) from None
+    if failure:
+        typer.echo(f"agentkv demo: {failure}", err=True)
+        raise typer.Exit(1)
+
+
+class Memory:
+    """The sizes of the three tiers; host and disk may be off. Raises ConfigError for what is no size."""
+
+    def __init__(self, device: str, host: str, disk: str | None) -> None:
+        self.device_bytes = parse_bytes(device, option="--device-memory")
+        self.host_bytes = None if host.lower() in OFF else parse_bytes(host, option="--host-memory")
+        self.has_disk = self.host_bytes is not None and not (disk is not None and disk.lower() in OFF)
+        self.disk = Path(disk) if disk is not None and self.has_disk else None
+        if disk is not None and self.disk is None and disk.lower() not in OFF:
+            raise ConfigError(
+                "--disk needs the host tier, through which its blocks travel; leave out --host-memory none"
+            )
+
+    def __str__(self) -> str:
+        host = "off" if self.host_bytes is None else format_bytes(self.host_bytes)
+        disk = "off" if not self.has_disk else str(self.disk or "a temporary folder")
+        return f"device {format_bytes(self.device_bytes)}, host {host}, disk {disk}"
+
+    def maker(self, model: str, folder: Path, console: Console) -> MakeKV:
+        """Makes the AgentKV of each run; without tiers the device alone is as large as before."""
+        disk = (self.disk or folder / "disk") if self.has_disk else None
+
+        def make(*, tiers: bool, policy: Policy) -> Any:
+            return AgentKV.local(
+                model,
+                device_memory=self.device_bytes,
+                host_memory=self.host_bytes if tiers else None,
+                disk=disk if tiers else None,
+                policy=policy,
+                ledger=None if tiers else "memory",
+                progress=lambda sentence: console.print(sentence, style="dim"),
+            )
+
+        return make
+
+
+def _show(
+    console: Console, settings: Settings, memory: Memory, *, model: str, compare: bool, json_file: Path | None
+) -> str:
+    """The whole show. Returns why it failed, "" if it did not."""
+    console.print(
+        f"{settings.tasks} tasks of {settings.turns} tool calls each on {model}; {memory}.\n"
+        f"The ladder of this demo is scaled to a small model and short tools: waits below {settings.keep_s:g} s stay on "
+        f"the device, up to {settings.host_s:g} s go to host, longer ones to disk; contexts below "
+        f"{settings.drop_tokens} tokens are dropped.",
+        highlight=False,
+    )
+    with workshop(cache_folder()) as folder:
+        make_kv = memory.maker(model, folder, console)
+        run, recording = perform(make_kv, settings, folder, console)
+        for bill in run.bills.values():
+            console.print(str(bill), markup=False, highlight=False)
+        replay = perform_again(make_kv, recording, console) if compare else None
+    console.print(closing_table(run, replay))
+    if replay is not None:
+        console.print(comparison(run, replay), highlight=False)
+    if json_file is not None:
+        json_file.write_text(json.dumps(to_json(run, replay), indent=1) + "\n", encoding="utf-8")
+    return nothing_moved(run, has_host=memory.host_bytes is not None, has_disk=memory.has_disk, settings=settings)
+
+
+def nothing_moved(run: Outcome, *, has_host: bool, has_disk: bool, settings: Settings) -> str:
+    """Why this run showed nothing: a tier that was on and that no block reached. "" if all is well."""
+    tiers = [("host", has_host), ("disk", has_disk)]
+    unused = [tier for tier, is_on in tiers if is_on and run.blocks_to(tier) == 0]
+    if not unused:
+        return ""
+    longest_s = max((tool.actual_s for bill in run.bills.values() for tool in bill.tools), default=0.0)
+    return (
+        f"no block reached {' and '.join(unused)}, so this run shows no tiering. The longest tool took "
+        f"{format_seconds(longest_s)}; the ladder sends contexts to host from {settings.keep_s:g} s and to disk from "
+        f"{settings.host_s:g} s on. Try lower --keep-s and --host-s, or a code base with slower tests."
+    )
+
+
+def cache_folder() -> Path:
+    """Where a run's folder is made: the user's cache, or AGENTKV_CACHE."""
+    own = os.environ.get("AGENTKV_CACHE")
+    return Path(own) if own else user_cache_path("agentkv")
