@@ -1,0 +1,96 @@
+"""Reading chat messages and tools from an OpenAI body. Other fields are `requests.py`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from agentkv.core.message import Message, Role, ToolCall, ToolSpec
+from agentkv.server.fields import Fields, kind_of, refuse
+
+_ROLES: dict[str, Role] = {
+    "system": "system",
+    "developer": "system",
+    "user": "user",
+    "assistant": "assistant",
+    "tool": "tool",
+}
+
+
+def read_messages(items: list[Any] | None) -> tuple[Message, ...]:
+    """The messages of a chat. Text parts are joined as they are; "developer" is the newer name of "system"."""
+    if not items:
+        refuse("messages", "must be a list with at least one message", code="missing_required_parameter")
+    return tuple(_message(Fields(item, f"messages[{index}]")) for index, item in enumerate(items))
+
+
+def _message(fields: Fields) -> Message:
+    name = fields.text("role")
+    role = _ROLES.get(name)
+    if role is None:
+        refuse(fields.at("role"), f"{name!r:.40} is not one of {', '.join(_ROLES)}")
+    calls: tuple[ToolCall, ...] = ()
+    if role == "assistant":
+        items = fields.items("tool_calls") or []
+        calls = tuple(_call(Fields(item, f"{fields.at('tool_calls')}[{i}]")) for i, item in enumerate(items))
+        fields.only("annotations", [], why="they are not read")
+    message = Message(
+        role=role,
+        content=_content(fields.any("content"), fields.at("content"), optional=role == "assistant"),
+        tool_calls=calls,
+        tool_call_id=fields.text("tool_call_id") if role == "tool" else None,
+        name=fields.text("name", "") or None,
+    )
+    fields.end()
+    return message
+
+
+def _content(content: Any, path: str, *, optional: bool) -> str:
+    if content is None and optional:
+        return ""
+    if isinstance(content, str):
+        return content
+    if not isinstance(content, list):
+        what = "is missing" if content is None else f"must be a text or a list of parts, not {kind_of(content)}"
+        refuse(path, what, code="invalid_type")
+    return "".join(_part(Fields(part, f"{path}[{index}]")) for index, part in enumerate(content))
+
+
+def _part(fields: Fields) -> str:
+    kind = fields.text("type")
+    if kind != "text":
+        refuse(fields.at("type"), f"{kind!r:.40} is not supported: only text parts are", code="unsupported_value")
+    text = fields.text("text")
+    fields.end(harmless={"cache_control"})  # what it asks for, reuse of the prefix, happens anyway
+    return text
+
+
+def _call(fields: Fields) -> ToolCall:
+    fields.only("type", "function", why="only functions can be called")
+    function = Fields(fields.any("function"), fields.at("function"))
+    call = ToolCall(id=fields.text("id"), name=function.text("name"), arguments=function.text("arguments"))
+    function.end()
+    fields.end(harmless={"index"})
+    return call
+
+
+def read_tools(items: list[Any] | None) -> tuple[ToolSpec, ...]:
+    """The tools of a chat; each name once."""
+    tools = tuple(_tool(Fields(item, f"tools[{index}]")) for index, item in enumerate(items or []))
+    names = [tool.name for tool in tools]
+    for name in names:
+        if names.count(name) > 1:
+            refuse("tools", f"hold {name!r:.60} more than once")
+    return tools
+
+
+def _tool(fields: Fields) -> ToolSpec:
+    fields.only("type", "function", why="only functions can be called")
+    function = Fields(fields.any("function"), fields.at("function"))
+    function.only("strict", False, why="arguments are not constrained to the schema")
+    parameters = function.any("parameters", {"type": "object", "properties": {}})
+    if not isinstance(parameters, dict):
+        refuse(function.at("parameters"), f"must be an object, not {kind_of(parameters)}", code="invalid_type")
+    tool = ToolSpec(name=function.text("name"), description=function.text("description", ""), parameters=parameters)
+    function.end()
+    fields.end()
+    return tool
