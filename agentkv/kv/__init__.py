@@ -1,0 +1,15 @@
+"""The data plane: blocks of KV in three tiers. It knows where blocks are and how they move, never why.
+
+| module | its job |
+| --- | --- |
+| `geometry` | how many bytes a token and a block take |
+| `index` | content keys of blocks |
+| `book` | which block has a copy in which tier, who holds it, in which order copies are given up |
+| `freemap` | which slots of a tier are free |
+| `device`, `host`, `slab` | the memory of the three tiers |
+| `streams/` | copies and events: CPU, CUDA, and an adversary for tests |
+| `mover` | lanes of threads that carry out copies |
+| `transfers` | trips of blocks between tiers, and their commits |
+| `ticket` | what somebody who waits for blocks holds in hand |
+| `tiers` | the one front door |
+"""

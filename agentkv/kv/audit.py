@@ -1,0 +1,96 @@
+"""The audit: counts for people (`figures`) and the recount of everything counted twice (`check`).
+
+Both are called with the lock of `Tiers` held and change nothing.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from agentkv.core.residency import Tier
+from agentkv.kv.book import NOWHERE, Book
+from agentkv.kv.device import NULL_BLOCK, DevicePool
+from agentkv.kv.host import HostArena
+from agentkv.kv.slab import Slab
+from agentkv.kv.transfers import Transfers
+
+
+def figures(
+    book: Book, device: DevicePool, host: HostArena | None, slab: Slab | None, transfers: Transfers
+) -> dict[str, Any]:
+    """Plain JSON values: blocks and bytes per tier, what moved, measured rates."""
+    blocks = book.blocks.values()
+    size = device.geometry.block_bytes
+    on_device = [block for block in blocks if block.has(Tier.DEVICE)]
+    counts = transfers.counts
+    return {
+        "block_bytes": size,
+        "sessions": len(book.holdings),
+        "device": {
+            "blocks": device.num_blocks,
+            "free": len(device.free),
+            "used": device.num_blocks - len(device.free),
+            "used_bytes": (device.num_blocks - len(device.free)) * size,
+            "private": len(device.private),
+            "keyed": len(on_device),
+            "clean": sum(not block.unwritten for block in on_device),
+            "pinned": sum(block.pins > 0 for block in on_device) + len(device.private),
+        },
+        "host": _slots(host.slots, len(host.free), size) | {"pinned_bytes": host.pinned_bytes} if host else None,
+        "disk": _slots(slab.capacity, slab.capacity - slab.used, size) | {"off": slab.off} if slab else None,
+        "moving_blocks": len(transfers.under_way),
+        "loads": counts["loaded"],
+        "evictions": {tier.name.lower(): counts[f"evicted_{tier.name.lower()}"] for tier in Tier},
+        "drops": counts["dropped"],
+        "forgotten": counts["forgotten"],
+        "lost_on_disk": counts["lost_on_disk"],
+        "checksum_failures": slab.checksum_failures if slab else 0,
+        "bytes": {name: counts[f"{name}_bytes"] for name in transfers.lanes},
+        "jobs": {name: counts[f"{name}_jobs"] for name in transfers.lanes},
+        "rates_bytes_s": {name: lane.rate.bytes_s for name, lane in transfers.lanes.items()},
+    }
+
+
+def _slots(capacity: int, free: int, size: int) -> dict[str, Any]:
+    return {"blocks": capacity, "free": free, "used": capacity - free, "used_bytes": (capacity - free) * size}
+
+
+def check(book: Book, device: DevicePool, host: HostArena | None, slab: Slab | None, transfers: Transfers) -> None:
+    """Assert that every slot has exactly one owner or is free, and that all counts are right."""
+    book.check()
+    transfers.check()
+    device.free.check()
+    owned: dict[int, str] = {NULL_BLOCK: "padding"}
+    for slot in device.private:
+        _own(owned, slot, "private")
+    for slot, pins in transfers.dead.items():
+        assert pins > 0, "a dead block that nobody pins"
+        _own(owned, slot, "dead")
+    for block in book.blocks.values():
+        for slot in (block.where[Tier.DEVICE], block.coming[Tier.DEVICE]):
+            if slot != NOWHERE:
+                _own(owned, slot, "keyed")
+                assert device.owner[slot] is block, f"device block {slot} does not know its owner"
+    for slot in range(device.num_blocks + 1):
+        assert device.free.is_free(slot) == (slot not in owned), f"device block {slot}: free or owned, not both"
+        assert (device.owner[slot] is not None) == (owned.get(slot) == "keyed"), f"device block {slot}: owner"
+    if host is not None:
+        host.free.check()
+        slots = [slot for block in book.blocks.values() for slot in _slots_in(block.where, block.coming, Tier.HOST)]
+        assert len(slots) == len(set(slots)), "a host slot has two owners"
+        assert len(slots) == host.slots - len(host.free), "host slots leak"
+    if slab is not None:
+        slab.check()
+        slots = [slot for block in book.blocks.values() for slot in _slots_in(block.where, block.coming, Tier.DISK)]
+        assert len(slots) == len(set(slots)), "a disk slot has two owners"
+        if not transfers.under_way:
+            assert len(slots) == slab.used, "disk slots leak"
+
+
+def _own(owned: dict[int, str], slot: int, how: str) -> None:
+    assert slot not in owned, f"device block {slot} is {owned[slot]} and {how}"
+    owned[slot] = how
+
+
+def _slots_in(where: list[int], coming: list[int], tier: Tier) -> list[int]:
+    return [slot for slot in (where[tier], coming[tier]) if slot != NOWHERE]

@@ -1,0 +1,262 @@
+"""The book: which block has a copy in which tier, who holds it, and in which order copies are given up.
+
+Covers Block, Holding (a session's blocks) and Book. Every change of a copy goes through `place` and `vacate`, which
+keep the sessions' counts; `check()` recounts them. Does not move a byte: that is `transfers.py`. Not thread-safe:
+the lock of `Tiers` guards it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
+
+from agentkv.core.residency import Tier
+from agentkv.kv.index import BlockKey
+
+if TYPE_CHECKING:
+    from agentkv.kv.ticket import Waiter
+
+NOWHERE = -1
+
+
+class Block:
+    """One full block of tokens.
+
+    `where[tier]` is the slot of its copy there; `coming[tier]` a slot that a copy is on its way to (two phases: it
+    becomes `where` when the copy ends well, and nobody reads it before). `users[tier]` counts transfers that read
+    the copy, `pins` running sequences that read the device copy; either keeps the copy where it is (R8).
+    `up` and `down` are the targets of the trips under way. `doomed`: to be forgotten as soon as nobody uses it.
+    """
+
+    __slots__ = (
+        "coming",
+        "doomed",
+        "down",
+        "holders",
+        "key",
+        "parent",
+        "pins",
+        "unwritable",
+        "up",
+        "urgent",
+        "users",
+        "waiters",
+        "where",
+    )
+
+    def __init__(self, key: BlockKey, parent: BlockKey | None) -> None:
+        self.key = key
+        self.parent = parent
+        self.where = [NOWHERE, NOWHERE, NOWHERE]
+        self.coming = [NOWHERE, NOWHERE, NOWHERE]
+        self.users = [0, 0, 0]
+        self.pins = 0
+        self.holders: dict[str, Holding] = {}
+        self.up: Tier | None = None
+        self.down: Tier | None = None
+        self.urgent = False
+        self.doomed = False
+        self.unwritable = False
+        self.waiters: list[Waiter] = []
+
+    def has(self, tier: Tier) -> bool:
+        """True if a readable copy is there."""
+        return self.where[tier] != NOWHERE
+
+    @property
+    def resident(self) -> bool:
+        """True if a readable copy is anywhere."""
+        return self.where != [NOWHERE, NOWHERE, NOWHERE]
+
+    @property
+    def unwritten(self) -> bool:
+        """True if the device has the only copy."""
+        device, host, disk = self.where
+        return device != NOWHERE and host == NOWHERE and disk == NOWHERE
+
+    @property
+    def idle(self) -> bool:
+        """True if no trip is under way and nobody uses any copy."""
+        return self.up is None and self.down is None and not any(self.users) and self.pins == 0
+
+    def evictable(self, tier: Tier) -> bool:
+        """True if the copy there can go at once: nobody reads it, no trip starts from it."""
+        return self.where[tier] != NOWHERE and self.users[tier] == 0 and (tier != Tier.DEVICE or self.pins == 0)
+
+
+class Holding:
+    """What one session's context consists of, in order, and how many copies of it each tier has."""
+
+    __slots__ = ("chain", "copies", "demoted_to", "expected_s", "missing", "session", "task", "tokens", "unwritten", "used_s")  # fmt: skip
+
+    def __init__(self, session: str, task: str, now_s: float) -> None:
+        self.session = session
+        self.task = task
+        self.tokens = 0
+        self.chain: list[Block] = []
+        self.copies = [0, 0, 0]
+        self.unwritten = 0
+        self.missing = 0
+        self.expected_s: float | None = None
+        self.used_s = now_s
+        self.demoted_to: Tier | None = None
+
+    def back_in_s(self, now_s: float) -> float:
+        """How long until the session is back: as told, else as long as it has been away already (Lindy), which
+        orders sessions of which nothing is known as LRU does.
+        """
+        if self.expected_s is None:
+            return now_s - self.used_s
+        return abs(self.expected_s - now_s)
+
+    def _count(self, block: Block, sign: int) -> None:
+        for tier in Tier:
+            self.copies[tier] += sign * block.has(tier)
+        self.unwritten += sign * block.unwritten
+        self.missing += sign * (not block.resident)
+
+
+class Book:
+    """All blocks and all sessions."""
+
+    def __init__(self) -> None:
+        self.blocks: dict[BlockKey, Block] = {}
+        self.holdings: dict[str, Holding] = {}
+        self.orphans: dict[BlockKey, Block] = {}
+        """Blocks that no session holds: a running sequence's newest, or left over by a cancelled one."""
+
+    # -- copies
+
+    def place(self, block: Block, tier: Tier, slot: int) -> None:
+        """The block has a readable copy in `slot` of `tier` from now on."""
+        assert block.where[tier] == NOWHERE, f"{tier.name} already has a copy"
+        self._set(block, tier, slot)
+
+    def vacate(self, block: Block, tier: Tier) -> int:
+        """The copy in `tier` is no more; returns its slot, which the caller frees."""
+        slot = block.where[tier]
+        assert slot != NOWHERE, f"{tier.name} has no copy"
+        self._set(block, tier, NOWHERE)
+        return slot
+
+    def _set(self, block: Block, tier: Tier, slot: int) -> None:
+        for holding in block.holders.values():
+            holding._count(block, -1)
+        block.where[tier] = slot
+        for holding in block.holders.values():
+            holding._count(block, +1)
+
+    # -- blocks and holders
+
+    def ensure(self, key: BlockKey, parent: BlockKey | None) -> Block:
+        """The block of that key, new if unknown."""
+        block = self.blocks.get(key)
+        if block is None:
+            block = self.blocks[key] = self.orphans[key] = Block(key, parent)
+        return block
+
+    def tidy(self, block: Block) -> None:
+        """Forget a block that has neither copy nor holder nor trip."""
+        if not block.holders and not block.resident and block.idle:
+            self.blocks.pop(block.key, None)
+            self.orphans.pop(block.key, None)
+
+    def hold(self, session: str, task: str, keys: Sequence[BlockKey], tokens: int, now_s: float) -> list[Block]:
+        """Set what the session consists of. Returns the blocks that lost their last holder by it."""
+        holding = self.holdings.get(session)
+        if holding is None:
+            holding = self.holdings[session] = Holding(session, task, now_s)
+        holding.task, holding.tokens, holding.used_s = task, tokens, now_s
+        chain = holding.chain
+        same = 0
+        while same < min(len(chain), len(keys)) and chain[same].key == keys[same]:
+            same += 1
+        old = chain[same:]
+        del chain[same:]
+        for block in old:
+            self._unhold(block, holding)
+        for i in range(same, len(keys)):
+            block = self.ensure(keys[i], keys[i - 1] if i else None)
+            if session in block.holders:
+                raise ValueError("a session's keys must differ")
+            block.holders[session] = holding
+            block.doomed = False
+            self.orphans.pop(block.key, None)
+            holding._count(block, +1)
+            chain.append(block)
+        return [block for block in old if not block.holders]
+
+    def let_go(self, session: str) -> list[Block]:
+        """Forget the session. Returns the blocks that lost their last holder by it."""
+        holding = self.holdings.pop(session, None)
+        if holding is None:
+            return []
+        for block in holding.chain:
+            self._unhold(block, holding)
+        return [block for block in holding.chain if not block.holders]
+
+    def _unhold(self, block: Block, holding: Holding) -> None:
+        del block.holders[holding.session]
+        holding._count(block, -1)
+        if not block.holders:
+            self.orphans[block.key] = block
+
+    # -- the order of eviction
+
+    def victims(self, tier: Tier, now_s: float, *, below: Holding | None = None) -> Iterator[Block]:
+        """Blocks with a copy in `tier`, the one to lose it first in front; the caller skips what is in use.
+
+        Orphans, then sessions that were demoted below `tier`, then whoever is back last; within a session from its
+        end, so that leaves go before what they stand on. A block of several sessions counts for the one that is
+        back first. With `below`, only what goes before that session's own blocks.
+        """
+        for block in reversed(list(self.orphans.values())):
+            if block.has(tier):
+                yield block
+        seen: dict[BlockKey, int] = {}
+        order = sorted(
+            (holding for holding in self.holdings.values() if holding.copies[tier]),
+            key=lambda holding: _rank(holding, tier, now_s),
+            reverse=True,
+        )
+        limit = None if below is None else _rank(below, tier, now_s)
+        for holding in order:
+            if holding is below or (limit is not None and _rank(holding, tier, now_s) <= limit):
+                return
+            for block in reversed(holding.chain):
+                if not block.has(tier):
+                    continue
+                if len(block.holders) > 1:
+                    seen[block.key] = seen.get(block.key, 0) + 1
+                    if seen[block.key] < len(block.holders):
+                        continue
+                yield block
+
+    def check(self) -> None:
+        """Recount what `place`, `vacate` and `hold` counted."""
+        for session, holding in self.holdings.items():
+            assert holding.session == session
+            fresh = Holding(session, holding.task, 0.0)
+            for block in holding.chain:
+                assert block.holders.get(session) is holding, "a held block does not know its holder"
+                assert self.blocks.get(block.key) is block, "a held block is not in the book"
+                fresh._count(block, +1)
+            assert fresh.copies == holding.copies, (session, fresh.copies, holding.copies)
+            assert fresh.unwritten == holding.unwritten, session
+            assert fresh.missing == holding.missing, session
+        for key, block in self.blocks.items():
+            assert block.key == key
+            assert (key in self.orphans) == (not block.holders), "orphans are the blocks without holder"
+            assert min(block.users) >= 0, "a copy has fewer than no users"
+            assert block.pins >= 0, "a block has fewer than no pins"
+            for tier in Tier:
+                assert block.users[tier] == 0 or block.has(tier), "a copy that is not there is used"
+                assert not (block.has(tier) and block.coming[tier] != NOWHERE), "a copy comes to where one is"
+            for holding in block.holders.values():
+                assert self.holdings.get(holding.session) is holding, "a holder is not in the book"
+
+
+def _rank(holding: Holding, tier: Tier, now_s: float) -> tuple[bool, float]:
+    """The greater, the sooner its copies in `tier` go."""
+    demoted = holding.demoted_to is not None and tier < holding.demoted_to
+    return demoted, holding.back_in_s(now_s)

@@ -1,0 +1,124 @@
+"""Room: which copies are given up when somebody needs space in a tier.
+
+Covers the device (`on_device`), the host arena and the disk. The order among blocks is `Book.victims`; what a copy
+costs to give up decides the rest: one that is elsewhere too costs nothing, one that is not is written first if it
+can be, and dropped only if it cannot.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from agentkv.core.residency import Tier
+from agentkv.kv.book import Block, Book, Holding
+from agentkv.kv.slab import Slab
+
+if TYPE_CHECKING:
+    from agentkv.kv.device import DevicePool
+    from agentkv.kv.transfers import Transfers
+
+
+class Room:
+    """Called with the lock of `Tiers` held."""
+
+    def __init__(
+        self,
+        *,
+        book: Book,
+        device: DevicePool,
+        slab: Slab | None,
+        transfers: Transfers,
+        now_s: Callable[[], float],
+    ) -> None:
+        self._book = book
+        self._device = device
+        self._slab = slab
+        self._transfers = transfers
+        self._now_s = now_s
+
+    def on_device(self, n: int, *, below: Holding | None = None, write: bool = True) -> bool:
+        """Free device blocks until `n` are free. True if they are.
+
+        False: dirty blocks are being written so that they can go, or everything is in use; ask again when told of
+        room. Never False for ever while unused blocks exist: those that cannot be written are dropped (R11). With
+        `below`, only what goes before that session; with `write=False`, only what costs nothing.
+        """
+        short = n - len(self._device.free)
+        if short <= 0:
+            return True
+        dirty: list[Block] = []
+        for block in self._book.victims(Tier.DEVICE, self._now_s(), below=below):
+            if short == 0:
+                return True
+            if not block.evictable(Tier.DEVICE):
+                continue
+            if block.unwritten and block.holders:
+                dirty.append(block)
+                continue
+            self._transfers.evict(block, Tier.DEVICE)
+            short -= 1
+        if short == 0 or not write:
+            return short == 0
+        writing = self._transfers.writing()
+        for block in dirty:
+            if short <= writing:
+                break
+            if self._write(block):
+                writing += 1
+            else:
+                self._transfers.evict(block, Tier.DEVICE)
+                short -= 1
+        return short == 0
+
+    def _write(self, block: Block) -> bool:
+        """Start writing a dirty block to the host; False if that cannot work."""
+        if block.unwritable or not self._transfers.has_host:
+            return False
+        holding = min(block.holders.values(), key=lambda one: one.back_in_s(self._now_s()))
+        self._transfers.down([block], Tier.HOST, urgent=True, errand=None, below=holding)
+        return True
+
+    def on_host_by_eviction(self, n: int, below: Holding | None) -> int:
+        """Free up to `n` host slots of blocks that are elsewhere too, on disk first. Returns how many."""
+        done = 0
+        for tier in (Tier.DISK, Tier.DEVICE):
+            for block in self._book.victims(Tier.HOST, self._now_s(), below=below):
+                if done == n:
+                    return done
+                if block.evictable(Tier.HOST) and block.has(tier):
+                    self._transfers.evict(block, Tier.HOST)
+                    done += 1
+        return done
+
+    def on_host_by_spilling(self, n: int, below: Holding | None) -> int:
+        """Start writing up to `n` host-only blocks to disk, so that they can go; where there is no disk to take
+        them, drop them. Returns how many were dropped.
+        """
+        disk = self._slab is not None and self._slab.off is None
+        coming = self._transfers.spilling()
+        dropped = 0
+        for block in self._book.victims(Tier.HOST, self._now_s(), below=below):
+            if dropped + coming >= n:
+                break
+            if not block.evictable(Tier.HOST):
+                continue
+            if disk and block.holders and not block.unwritable:
+                self._transfers.down([block], Tier.DISK, urgent=True, errand=None, below=below)
+                coming += 1
+            else:
+                self._transfers.evict(block, Tier.HOST)
+                dropped += 1
+        return dropped
+
+    def on_disk(self, n: int, for_block: Block) -> None:
+        """Free up to `n` disk slots: of blocks that are elsewhere too, then of sessions that are back later."""
+        now_s = self._now_s()
+        below = min(for_block.holders.values(), key=lambda one: one.back_in_s(now_s), default=None)
+        for anywhere in (False, True):
+            for block in self._book.victims(Tier.DISK, now_s, below=below):
+                if n == 0:
+                    return
+                if block.evictable(Tier.DISK) and (anywhere or block.has(Tier.HOST)):
+                    self._transfers.evict(block, Tier.DISK)
+                    n -= 1

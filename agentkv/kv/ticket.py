@@ -1,0 +1,151 @@
+"""Tickets: what somebody who waits for blocks holds in hand.
+
+Covers Ticket (an engine waits for its blocks), Lease (blocks plus ticket), Consignment (a move until its receipt)
+and Waiter (how a trip tells its end).
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
+
+from agentkv.core.residency import Move, Outcome, Receipt, Tier
+from agentkv.kv.streams import Event, HostEvent
+
+
+class Errand(Protocol):
+    """Something made of several blocks' trips. `arrived` is called under the lock, once per block."""
+
+    def arrived(self, index: int, ok: bool) -> Callable[[], None] | None:
+        """Block number `index` got where it should, or failed. Returns what is to be called without the lock."""
+        ...
+
+
+class Waiter(NamedTuple):
+    """Who wants to know when a block is in `tier`: on its way up to it, or down."""
+
+    errand: Errand
+    number: int
+    tier: Tier
+    upwards: bool
+
+
+class Ticket:
+    """The end of a number of loads. Compute may touch the blocks once it is `done`, or after `compute_wait(event)`."""
+
+    def __init__(self, pending: int) -> None:
+        self._lock = threading.Lock()
+        self._pending = pending
+        self._event = HostEvent()
+        self._callbacks: list[Callable[[], None]] = []
+        self.failed_from: int | None = None
+        """Index of the first block whose load failed: keep the blocks before it, release it and the rest."""
+        if pending == 0:
+            self._event.set()
+
+    @property
+    def event(self) -> Event:
+        """Happens when the ticket is done."""
+        return self._event
+
+    @property
+    def done(self) -> bool:
+        """True once every load has ended, well or not."""
+        return self._event.query()
+
+    def wait(self, timeout_s: float | None = None) -> bool:
+        """Block until done; False if `timeout_s` passed first."""
+        return self._event._set.wait(timeout_s)
+
+    def add_done_callback(self, fn: Callable[[], None]) -> None:
+        """Call `fn` from the mover's thread when done; now, if done already."""
+        with self._lock:
+            if not self.done:
+                self._callbacks.append(fn)
+                return
+        fn()
+
+    def arrived(self, index: int, ok: bool) -> Callable[[], None] | None:
+        """A load has ended (see Errand)."""
+        with self._lock:
+            if not ok and (self.failed_from is None or index < self.failed_from):
+                self.failed_from = index
+            self._pending -= 1
+            return self._finish if self._pending == 0 else None
+
+    def _finish(self) -> None:
+        with self._lock:
+            self._event.set()
+            callbacks, self._callbacks = self._callbacks, []
+        for fn in callbacks:
+            fn()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lease:
+    """Pinned device blocks for one sequence, in order; usable once the ticket is done.
+
+    `loaded_blocks` were not on the device: `from_host` and `from_disk` of them came from there (a block that another
+    session was loading already counts as loaded only).
+    """
+
+    blocks: list[int]
+    ticket: Ticket
+    loaded_blocks: int
+    from_host: int
+    from_disk: int
+
+
+class Consignment:
+    """The blocks that one Move sends on a trip; makes the receipt when the last has ended its own."""
+
+    def __init__(
+        self,
+        move: Move,
+        *,
+        blocks: int,
+        skipped: int,
+        block_bytes: int,
+        submitted_s: float,
+        deliver: Callable[[Receipt], None],
+        now_s: Callable[[], float],
+        known: Callable[[], bool],
+    ) -> None:
+        self._move = move
+        self._blocks = blocks
+        self._pending = blocks
+        self._skipped = skipped
+        self._block_bytes = block_bytes
+        self._submitted_s = submitted_s
+        self._deliver = deliver
+        self._now_s = now_s
+        self._known = known
+        self._moved = 0
+
+    def arrived(self, index: int, ok: bool) -> Callable[[], None] | None:  # noqa: ARG002
+        """A trip has ended (see Errand)."""
+        self._pending -= 1
+        self._moved += ok
+        return self._finish if self._pending == 0 else None
+
+    def _finish(self) -> None:
+        outcome, detail = Outcome.DONE, ""
+        if self._moved < self._blocks or self._skipped:
+            lost = self._blocks - self._moved
+            detail = f"{lost} of {self._blocks} blocks could not be copied, {self._skipped} had no room"
+            outcome = Outcome.PARTIAL if self._moved else Outcome.FAILED
+            if not self._known():
+                outcome = Outcome.CANCELLED
+        self._deliver(
+            Receipt(
+                move=self._move,
+                outcome=outcome,
+                blocks=self._moved,
+                size_bytes=self._moved * self._block_bytes,
+                submitted_s=self._submitted_s,
+                finished_s=self._now_s(),
+                detail=detail,
+            )
+        )

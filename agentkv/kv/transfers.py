@@ -1,0 +1,399 @@
+"""Trips of blocks between the tiers: up to host or device, down to host or disk, each in two phases.
+
+Covers planning a trip, host slots for it, jobs for the lanes, commits and failures. Does not decide who goes where
+(`tiers.py` from leases, `moves.py` from moves), nor which copies make room (`room.py`).
+
+Locking: methods without `_begin`/`_end` are called with the lock of `Tiers` held; `begin` and `end` are called by
+the lanes without it, and take it through `locked`.
+
+R8: from its plan to its end a trip counts as a user of the copy that it reads. R4, R3: a slot is given back only at
+a commit, after the copy into or out of it ended. R9: a block has one trip up, whoever asks.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+
+from agentkv.core.residency import Tier
+from agentkv.kv.book import NOWHERE, Block, Book, Holding
+from agentkv.kv.device import DevicePool
+from agentkv.kv.host import HostArena
+from agentkv.kv.mover import Job, Lane, LaneName, Rate
+from agentkv.kv.room import Room
+from agentkv.kv.slab import Slab, SlotImage
+from agentkv.kv.streams import DONE, Direction, Event, Run, Streams
+from agentkv.kv.ticket import Errand, Waiter
+from agentkv.units import MIB
+
+_JOB_BYTES = 64 * MIB
+_DISK_JOB_BYTES = 4 * MIB
+"""Small enough that 8 readers share a context and the copies to the device start while others still read."""
+
+_ENDS: dict[LaneName, tuple[Tier, Tier]] = {
+    "h2d": (Tier.HOST, Tier.DEVICE),
+    "d2h": (Tier.DEVICE, Tier.HOST),
+    "read": (Tier.DISK, Tier.HOST),
+    "write": (Tier.HOST, Tier.DISK),
+}
+
+
+@dataclass(eq=False, slots=True)
+class _Wanted:
+    """Blocks that wait for host slots; room may be made at the cost of what goes before `below` only."""
+
+    blocks: deque[Block]
+    below: Holding | None
+    lane: LaneName
+
+
+class Transfers:
+    """The trips under way. `dead` has the device blocks whose load failed while sequences had them pinned."""
+
+    def __init__(
+        self,
+        *,
+        book: Book,
+        device: DevicePool,
+        host: HostArena | None,
+        slab: Slab | None,
+        streams: Streams,
+        now_s: Callable[[], float],
+        locked: Callable[[], AbstractContextManager[None]],
+        verify: bool,
+        threads: bool,
+    ) -> None:
+        self.book = book
+        self.device = device
+        self.host = host
+        self.slab = slab
+        self.room = Room(book=book, device=device, slab=slab, transfers=self, now_s=now_s)
+        self.counts: Counter[str] = Counter()
+        self.dead: dict[int, int] = {}
+        self.under_way: set[Block] = set()
+        self.calls: list[Callable[[], None]] = []
+        """To be called once the lock is released."""
+        self._streams = streams
+        self._locked = locked
+        self._verify = verify
+        self._wanted: deque[_Wanted] = deque()
+        self._ready: dict[tuple[LaneName, bool], list[Block]] = {}
+        on_gpu = device.pool.is_cuda
+        rates = {"h2d": 20e9 if on_gpu else 4e9, "d2h": 20e9 if on_gpu else 4e9, "read": 1.5e9, "write": 0.8e9}
+        widths = {"h2d": 1, "d2h": 1, "read": 8, "write": 4}
+        self.lanes: dict[LaneName, Lane] = {
+            name: Lane(name, self, Rate(rates[name]), threads=widths[name] if threads else 0) for name in _ENDS
+        }
+
+    # -- plans
+
+    def up(
+        self,
+        blocks: Sequence[Block],
+        to: Tier,
+        *,
+        urgent: bool,
+        errand: Errand,
+        indices: Sequence[int] | None = None,
+        below: Holding | None = None,
+    ) -> None:
+        """Bring `blocks`, none of which has a copy in `to` or above, up to `to`. For DEVICE the caller has set
+        `coming[DEVICE]`. A block that is on its way already is joined (R9), and made urgent if this one is. `errand`
+        hears of each block by its number, `indices[i]` or i.
+        """
+        from_disk: deque[Block] = deque()
+        for i, block in enumerate(blocks):
+            block.waiters.append(Waiter(errand, i if indices is None else indices[i], to, True))
+            joined = block.up is not None
+            if joined and urgent and not block.urgent:
+                self._hasten(block)
+            block.up = to if block.up is None else min(block.up, to)
+            block.urgent = block.urgent or urgent
+            self.under_way.add(block)
+            if joined:
+                continue
+            if block.has(Tier.HOST):
+                self._plan(block, "h2d")
+            else:
+                block.users[Tier.DISK] += 1
+                from_disk.append(block)
+        if from_disk:
+            self._want(_Wanted(from_disk, below, "read"), urgent=urgent)
+
+    def down(
+        self, blocks: Sequence[Block], to: Tier, *, urgent: bool, errand: Errand | None, below: Holding | None
+    ) -> None:
+        """Write `blocks` down to `to`; each has a copy above it and none there."""
+        from_device: deque[Block] = deque()
+        for i, block in enumerate(blocks):
+            if errand is not None:
+                block.waiters.append(Waiter(errand, i, to, False))
+            joined = block.down is not None
+            block.down = to if block.down is None else max(block.down, to)
+            block.urgent = block.urgent or urgent
+            self.under_way.add(block)
+            if joined:
+                continue
+            if block.has(Tier.HOST):
+                self._plan(block, "write")
+            else:
+                block.users[Tier.DEVICE] += 1
+                from_device.append(block)
+        if from_device:
+            self._want(_Wanted(from_device, below, "d2h"), urgent=urgent)
+
+    def writing(self) -> int:
+        """Device blocks that will be evictable without loss when their trip down ends."""
+        return sum(1 for block in self.under_way if block.users[Tier.DEVICE] and block.pins == 0)
+
+    def spilling(self) -> int:
+        """Host slots that will be evictable without loss when their trip to disk ends."""
+        return sum(1 for block in self.under_way if block.down == Tier.DISK and block.has(Tier.HOST))
+
+    @property
+    def has_host(self) -> bool:
+        """True if there is a host tier."""
+        return self.host is not None
+
+    def advance(self) -> None:
+        """Give host slots to whom they are due and hand the planned copies to the lanes; ends each locked section."""
+        while self._wanted and self._feed(self._wanted[0]):
+            self._wanted.popleft()
+        for (lane, urgent), blocks in self._ready.items():
+            self.lanes[lane].put(self._jobs(lane, blocks), urgent=urgent)
+        self._ready.clear()
+
+    def _plan(self, block: Block, lane: LaneName) -> None:
+        """The block's copy in the lane's source tier is used from now on (R8)."""
+        source, _ = _ENDS[lane]
+        if lane in ("h2d", "write"):
+            block.users[source] += 1
+        self._ready.setdefault((lane, block.urgent), []).append(block)
+
+    def _want(self, wanted: _Wanted, *, urgent: bool) -> None:
+        if urgent:
+            self._wanted.appendleft(wanted)
+        else:
+            self._wanted.append(wanted)
+
+    def _hasten(self, block: Block) -> None:
+        for name in ("h2d", "read"):
+            self.lanes[name].hasten(lambda job: any(other is block for other in job.blocks))
+        for wanted in list(self._wanted):
+            if wanted.lane == "read" and block in wanted.blocks:
+                wanted.below = None
+                self._wanted.remove(wanted)
+                self._wanted.appendleft(wanted)
+
+    def _jobs(self, lane: LaneName, blocks: list[Block]) -> list[Job]:
+        most = max(
+            1, (_DISK_JOB_BYTES if lane in ("read", "write") else _JOB_BYTES) // self.device.geometry.block_bytes
+        )
+        return [Job(lane=lane, blocks=blocks[at : at + most]) for at in range(0, len(blocks), most)]
+
+    # -- host slots
+
+    def _feed(self, wanted: _Wanted) -> bool:
+        """Give `wanted` its host slots. True once none of its blocks waits any more."""
+        assert self.host is not None
+        short = len(wanted.blocks) - len(self.host.free)
+        if short > 0:
+            short -= self.room.on_host_by_eviction(short, wanted.below)
+        if short > 0:
+            short -= self.room.on_host_by_spilling(short, wanted.below)
+        for slot in self.host.free.take(min(len(wanted.blocks), len(self.host.free))):
+            block = wanted.blocks.popleft()
+            block.coming[Tier.HOST] = slot
+            self._streams.taken(host=(slot,))
+            self._plan(block, wanted.lane)
+        if not wanted.blocks:
+            return True
+        if any(block.users[Tier.HOST] or block.coming[Tier.HOST] != NOWHERE for block in self.under_way):
+            return False
+        for block in wanted.blocks:
+            block.users[_ENDS[wanted.lane][0]] -= 1
+            self._fail(block, up=wanted.lane == "read")
+            self._rest(block)
+        return True
+
+    def evict(self, block: Block, tier: Tier) -> None:
+        """Give up the block's copy in `tier`; a drop, if it was the last one."""
+        assert block.evictable(tier), f"{tier.name} copy is in use"
+        self.give(tier, self.book.vacate(block, tier))
+        self.counts[f"evicted_{tier.name.lower()}"] += 1
+        if not block.resident:
+            self.counts["dropped"] += 1
+        self.book.tidy(block)
+
+    def give(self, tier: Tier, slot: int) -> None:
+        if tier == Tier.DEVICE:
+            self._streams.freed(device=((slot, self.device.last_use[slot] or DONE),))
+            self.device.give((slot,))
+        elif tier == Tier.HOST:
+            assert self.host is not None
+            self._streams.freed(host=(slot,))
+            self.host.free.give((slot,))
+        else:
+            assert self.slab is not None
+            self.slab.free((slot,))
+
+    # -- jobs, called by the lanes without the lock
+
+    def begin(self, job: Job) -> Event | None:
+        """Start a job (see mover.Work)."""
+        with self._locked():
+            keep = [block for block in job.blocks if not self._called_off(block)]
+            for block in set(job.blocks).difference(keep):
+                self._settle(job.lane, block, ok=False)
+            job.blocks = keep
+        if not keep:
+            return None
+        job.size_bytes = len(keep) * self.device.geometry.block_bytes
+        if job.lane == "h2d":
+            after = self.device.reads([block.coming[Tier.DEVICE] for block in keep])  # R2
+            return self._copy("h2d", [(block.coming[Tier.DEVICE], block.where[Tier.HOST]) for block in keep], after)
+        if job.lane == "d2h":
+            after = self.device.writes([block.where[Tier.DEVICE] for block in keep])  # R1
+            return self._copy("d2h", [(block.where[Tier.DEVICE], block.coming[Tier.HOST]) for block in keep], after)
+        return self._read(job) if job.lane == "read" else self._write(job)
+
+    def end(self, job: Job) -> None:
+        """Commit a job (see mover.Work)."""
+        with self._locked():
+            moved = len(job.blocks) - len(job.failed)
+            self.counts[f"{job.lane}_bytes"] += moved * self.device.geometry.block_bytes
+            self.counts[f"{job.lane}_jobs"] += 1
+            for block in job.blocks:
+                self._settle(job.lane, block, ok=id(block) not in job.failed)
+
+    def _called_off(self, block: Block) -> bool:
+        return block.doomed and block.pins == 0
+
+    def _copy(self, direction: Direction, pairs: Iterable[tuple[int, int]], after: Sequence[Event]) -> Event:
+        runs: list[Run] = []
+        for device, host in sorted(pairs):
+            last = runs[-1] if runs else None
+            if last and (device, host) == (last.device_block + last.n, last.host_block + last.n):
+                runs[-1] = last._replace(n=last.n + 1)
+            else:
+                runs.append(Run(device, host, 1))
+        return self._streams.copy(direction, runs, after)
+
+    def _read(self, job: Job) -> Event:
+        assert self.slab is not None
+        images = [self._image(block, block.where[Tier.DISK], block.coming[Tier.HOST]) for block in job.blocks]
+        good = self.slab.read(images, verify=self._verify)
+        job.failed = {id(block) for block, ok in zip(job.blocks, good, strict=True) if not ok}
+        return DONE
+
+    def _write(self, job: Job) -> Event:
+        assert self.slab is not None
+        slots = self.slab.reserve(len(job.blocks))
+        if len(slots) < len(job.blocks) and self.slab.off is None:
+            with self._locked():
+                self.room.on_disk(len(job.blocks) - len(slots), job.blocks[0])
+            slots += self.slab.reserve(len(job.blocks) - len(slots))
+        written = job.blocks[: len(slots)]
+        for block, slot in zip(written, slots, strict=True):
+            block.coming[Tier.DISK] = slot
+        job.failed = {id(block) for block in job.blocks[len(slots) :]}
+        try:
+            self.slab.write([self._image(block, block.coming[Tier.DISK], block.where[Tier.HOST]) for block in written])
+        except OSError:
+            job.failed = {id(block) for block in job.blocks}
+        return DONE
+
+    def _image(self, block: Block, slot: int, host: int) -> SlotImage:
+        assert self.host is not None
+        return SlotImage(slot, block.key, self.host.view(host))
+
+    # -- commits, with the lock held
+
+    def _settle(self, lane: LaneName, block: Block, *, ok: bool) -> None:
+        """A copy has ended: it becomes readable, or its slot goes back and what it was read from stays (a disk slot
+        whose bytes cannot be trusted excepted).
+        """
+        source, to = _ENDS[lane]
+        block.users[source] -= 1
+        slot, block.coming[to] = block.coming[to], NOWHERE
+        upwards = lane in ("h2d", "read")
+        if ok:
+            self.book.place(block, to, slot)
+            self._arrived(block, to, upwards=upwards)
+        else:
+            if to == Tier.DEVICE:
+                block.coming[to] = slot
+            elif slot != NOWHERE:
+                self.give(to, slot)
+            if lane == "read" and not self._called_off(block):
+                self.give(Tier.DISK, self.book.vacate(block, Tier.DISK))
+                self.counts["lost_on_disk"] += 1
+            self._fail(block, up=upwards)
+        self._rest(block)
+
+    def _rest(self, block: Block) -> None:
+        if block.doomed and block.idle:
+            self.forget(block)
+        self.book.tidy(block)
+
+    def _arrived(self, block: Block, tier: Tier, *, upwards: bool) -> None:
+        target = block.up if upwards else block.down
+        if upwards and tier == Tier.DEVICE:
+            self.counts["loaded"] += 1
+        if target != tier and target is not None:
+            self._plan(block, "h2d" if upwards else "write")
+        elif upwards:
+            block.up = None
+        else:
+            block.down = None
+        self._tell(block, upwards=upwards, reached=tier, ended=target == tier)
+
+    def _fail(self, block: Block, *, up: bool) -> None:
+        """The block's trip ends here."""
+        if up:
+            block.up = None
+            slot, block.coming[Tier.DEVICE] = block.coming[Tier.DEVICE], NOWHERE
+            if slot != NOWHERE and block.pins:
+                self.dead[slot], block.pins = block.pins, 0
+                self.device.owner[slot] = None
+            elif slot != NOWHERE:
+                self.give(Tier.DEVICE, slot)
+        else:
+            block.down = None
+            block.unwritable = True
+        self._tell(block, upwards=up, reached=None, ended=True)
+
+    def _tell(self, block: Block, *, upwards: bool, reached: Tier | None, ended: bool) -> None:
+        rest: list[Waiter] = []
+        for waiter in block.waiters:
+            there = reached is not None and (reached <= waiter.tier if upwards else reached >= waiter.tier)
+            if waiter.upwards != upwards or not (there or ended):
+                rest.append(waiter)
+            elif (call := waiter.errand.arrived(waiter.number, there)) is not None:
+                self.calls.append(call)
+        block.waiters = rest
+        if block.up is None and block.down is None:
+            block.urgent = False
+            self.under_way.discard(block)
+
+    def forget(self, block: Block) -> None:
+        """Free every copy of a block without writing a byte; at once if nobody uses it, else when that ends."""
+        block.doomed = True
+        if not block.idle:
+            return
+        for tier in Tier:
+            if block.has(tier):
+                self.give(tier, self.book.vacate(block, tier))
+        self.counts["forgotten"] += 1
+        self.book.tidy(block)
+
+    def check(self) -> None:
+        """A trip is under way exactly for blocks with a target."""
+        for block in self.book.blocks.values():
+            moving = block.up is not None or block.down is not None
+            assert moving == (block in self.under_way), "a trip is not accounted for"
+            assert moving or not block.waiters, "somebody waits for a trip that is over"
+            assert moving or block.coming == [NOWHERE] * 3, "a slot is reserved for no trip"
+            assert moving or not any(block.users), "a copy is used by no trip"
