@@ -4,8 +4,12 @@
 | --- | --- |
 | agentkv.py | the class that users hold |
 | books.py | tasks, their budgets, and the facts that become a bill |
+| build.py | the local engine from options in words |
+| desk.py | what happens when a tool starts, tells its progress, ends |
+| emit.py | hints on their way out |
 | hosts.py | finding the framework's host; the plain-Python host and its node wrapper |
 | identity.py | who is calling: explicit task scopes, then the host |
 | planner.py | waits, forecasts and policy turned into moves at the right time |
+| tasks.py | the scope of one task |
 | tools.py | the scope around one tool call |
 """

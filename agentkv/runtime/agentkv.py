@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import threading
 from collections.abc import Callable
-from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, TypeVar, overload
@@ -14,24 +13,25 @@ from agentkv import log
 from agentkv.budget.bill import Bill
 from agentkv.budget.limits import Budget
 from agentkv.clock import Clock, SystemClock
-from agentkv.core.forecast import Forecast
-from agentkv.core.hint import Hint, HintKind, ToolFacts, ToolStatus
+from agentkv.core.hint import Hint, HintKind
 from agentkv.core.host import Host
 from agentkv.core.residency import Policy, Receipt
 from agentkv.core.task import Caller, PriorityClass
 from agentkv.engine.base import Engine, Generation, Request, Stream
 from agentkv.errors import Closed
-from agentkv.hints.bus import Bus
 from agentkv.hints.features import command_word
 from agentkv.hints.forecaster import Forecaster
 from agentkv.runtime import identity
 from agentkv.runtime.books import Books
+from agentkv.runtime.desk import ToolDesk
+from agentkv.runtime.emit import Emitter
 from agentkv.runtime.hosts import find_host
 from agentkv.runtime.planner import Planner
+from agentkv.runtime.tasks import TaskScope
 from agentkv.runtime.tools import ToolScope
 
 if TYPE_CHECKING:
-    import openai
+    from openai import AsyncOpenAI, OpenAI
 
 _Fn = TypeVar("_Fn", bound=Callable[..., Any])
 
@@ -49,12 +49,20 @@ class AgentKV:
         self.host = host
         self._clock = clock
         self._books = books
-        self._forecaster = forecaster
-        self._bus = Bus()
+        self._emitter = Emitter(clock=clock)
         self._receipts: list[Callable[[Receipt], None]] = [books.move]
         self._planner = _planner_for(engine, policy, forecaster, clock, self._tell_receipt)
+        self._desk = ToolDesk(
+            planner=self._planner,
+            forecaster=forecaster,
+            books=books,
+            emitter=self._emitter,
+            clock=clock,
+            caller=self.caller,
+            last_session=self._last_session,
+            is_control_flow=host.is_control_flow,
+        )
         self._ids = itertools.count(1)
-        self._calls: dict[str, Forecast] = {}
         self._in_process: Any = None
         self._lock = threading.Lock()
         self._closed = False
@@ -197,13 +205,13 @@ class AgentKV:
     def _tell_turn(self, stream: Stream, request: Request) -> None:
         caller = request.caller
         session = request.session or self._last_session(caller) or ""
-        self._hint(HintKind.TURN_START, task=caller.task, session=session, node=caller.node)
+        self._emitter.turn(HintKind.TURN_START, task=caller.task, session=session, node=caller.node)
         if self._planner is not None and session:
             self._planner.turn_started(session)
 
         def ended(generation: Generation | None, _error: BaseException | None) -> None:
             used = generation.session if generation is not None else session
-            self._hint(HintKind.TURN_END, task=caller.task, session=used, node=caller.node)
+            self._emitter.turn(HintKind.TURN_END, task=caller.task, session=used, node=caller.node)
             if self._planner is not None and used:
                 self._planner.turn_ended(used)
 
@@ -231,10 +239,15 @@ class AgentKV:
         self._check_open()
         return TaskScope(self, key, budget=budget, priority=priority, final=final)
 
+    def open_task(self, key: str, *, budget: Budget | None = None, priority: PriorityClass | None = None) -> None:
+        """Register the task, or give a known one a new budget or class. `task` does it on entering."""
+        self._check_open()
+        self._books.open_task(key, budget=budget, priority=priority)
+
     @overload
     def node(self, fn: _Fn, /) -> _Fn: ...
     @overload
-    def node(self, *, name: str | None = None) -> Callable[[_Fn], _Fn]: ...
+    def node(self, /, *, name: str | None = None) -> Callable[[_Fn], _Fn]: ...
     def node(self, fn: Any = None, /, *, name: str | None = None) -> Any:
         """Decorate a graph node (or any callable): what it calls is attributed to it. Behaviour is unchanged."""
         if fn is None:
@@ -274,8 +287,9 @@ class AgentKV:
         `args` is looked at for its first command word and never stored. `expect_s` is your own estimate, if you
         have one. `session` names whose context waits; by default the one that the caller used last.
         """
+        self._check_open()
         return ToolScope(
-            self,
+            self._desk,
             tool=name,
             command=command_word(args),
             expect_s=expect_s,
@@ -283,65 +297,11 @@ class AgentKV:
             session=session,
         )
 
-    def tool_started(self, scope: ToolScope) -> None:
-        """Part of ToolScope's contract; use `tool`."""
-        self._check_open()
-        caller = self.caller()
-        self._books.account(caller.task).tool_call()
-        try:
-            scope.task, scope.branch, scope.node = caller.task, caller.branch, caller.node
-            scope.started_s = self._clock.now_s()
-            if scope.session is None:
-                scope.session = self._last_session(caller)
-            forecast = self._forecaster.forecast(scope.tool, scope.command, expect_s=scope.expect_s)
-            self._calls[scope.call_id] = forecast
-            if self._planner is not None and scope.session is not None:
-                self._planner.tool_started(scope.session, scope.call_id, scope.tool, scope.command, forecast)
-            self._tool_hint(HintKind.TOOL_START, scope, forecast)
-        except Exception as error:
-            log.failed("tool_start_failed", tool=scope.tool, error=repr(error))
-
-    def tool_progressed(self, scope: ToolScope) -> None:
-        """Part of ToolScope's contract; use `ToolScope.progress`."""
-        if scope.started_s is None or scope.progress_share is None:
-            return
-        try:
-            elapsed_s = self._clock.now_s() - scope.started_s
-            left_s = elapsed_s * (1 - scope.progress_share) / scope.progress_share
-            forecast = Forecast(remaining_s=(0.7 * left_s, left_s, 1.5 * left_s), n=1, source="declared")
-            if self._planner is not None and scope.session is not None:
-                self._planner.tool_progressed(scope.session, scope.call_id, forecast)
-            self._tool_hint(HintKind.TOOL_UPDATE, scope, forecast)
-        except Exception as error:
-            log.failed("tool_progress_failed", tool=scope.tool, error=repr(error))
-
-    def tool_ended(self, scope: ToolScope) -> None:
-        """Part of ToolScope's contract: a finish without a start is a no-op."""
-        if scope.started_s is None:
-            return
-        try:
-            actual_s = max(0.0, self._clock.now_s() - scope.started_s)
-            scope.started_s = None
-            forecast = self._calls.pop(scope.call_id, None)
-            if self._planner is not None and scope.session is not None:
-                self._planner.tool_ended(scope.session, scope.call_id)
-            self._forecaster.learn(scope.tool, scope.command, actual_s, scope.status)
-            failed = scope.status is ToolStatus.FAILED
-            self._tool_hint(HintKind.TOOL_ERROR if failed else HintKind.TOOL_END, scope, None)
-            if forecast is not None:
-                self._books.tool_call(scope, forecast=forecast, actual_s=actual_s)
-        except Exception as error:
-            log.failed("tool_end_failed", tool=scope.tool, error=repr(error))
-
-    def is_control_flow(self, error: BaseException) -> bool:
-        """Part of ToolScope's contract."""
-        return self.host.is_control_flow(error)
-
-    # -- hints
+    # -- listening
 
     def subscribe(self, subscriber: Callable[[Hint], None]) -> Callable[[], None]:
         """Hear every hint, in order, on the thread that causes it; returns the way to stop."""
-        return self._bus.subscribe(subscriber)
+        return self._emitter.subscribe(subscriber)
 
     def on_receipt(self, listener: Callable[[Receipt], None]) -> None:
         """Hear what became of every move, from the thread that carried it out; must be quick."""
@@ -353,36 +313,6 @@ class AgentKV:
                 listener(receipt)
             except Exception as error:
                 log.failed("receipt_listener_failed", error=repr(error))
-
-    def _hint(self, kind: HintKind, *, task: str, session: str, node: str, **more: Any) -> None:
-        if not self._bus.has_subscribers:
-            return
-        self._bus.publish(
-            Hint(
-                id=f"hint-{next(self._ids)}",
-                kind=kind,
-                at_s=self._clock.now_s(),
-                ts_ms=self._clock.wall_ms(),
-                task=task,
-                session=session,
-                node=node,
-                **more,
-            )
-        )
-
-    def _tool_hint(self, kind: HintKind, scope: ToolScope, forecast: Forecast | None) -> None:
-        if not self._bus.has_subscribers:
-            return
-        facts = ToolFacts(
-            call_id=scope.call_id,
-            tool=scope.tool,
-            command=scope.command,
-            status=scope.status,
-            expect_s=scope.expect_s,
-            progress=scope.progress_share,
-            elapsed_s=0.0 if scope.started_s is None else self._clock.now_s() - scope.started_s,
-        )
-        self._hint(kind, task=scope.task, session=scope.session or "", node=scope.node, call=facts, wait=forecast)
 
     # -- the end of a task, and what it cost
 
@@ -396,7 +326,7 @@ class AgentKV:
             finish_task(task)
         self._books.close_task(task)
         for session in sessions:
-            self._hint(HintKind.SESSION_END, task=task, session=session, node="", final=True)
+            self._emitter.session_end(task=task, session=session)
 
     def report(self, task: str) -> Bill:
         """The task's bill so far: print it, or take `to_json()`."""
@@ -408,14 +338,14 @@ class AgentKV:
 
     # -- OpenAI clients in this process
 
-    def openai(self) -> openai.OpenAI:
+    def openai(self) -> OpenAI:
         """An `openai.OpenAI` client that talks to this engine without a socket."""
-        client: openai.OpenAI = self._doors().openai()
+        client: OpenAI = self._doors().openai()
         return client
 
-    def async_openai(self) -> openai.AsyncOpenAI:
+    def async_openai(self) -> AsyncOpenAI:
         """An `openai.AsyncOpenAI` client that talks to this engine without a socket."""
-        client: openai.AsyncOpenAI = self._doors().async_openai()
+        client: AsyncOpenAI = self._doors().async_openai()
         return client
 
     def _doors(self) -> Any:
@@ -458,36 +388,6 @@ class AgentKV:
     def _last_session(self, caller: Caller) -> str | None:
         last_session = getattr(self.engine, "last_session", None)
         return None if last_session is None else last_session(caller)
-
-
-class TaskScope(AbstractContextManager["TaskScope"], AbstractAsyncContextManager["TaskScope"]):
-    """What `kv.task(...)` returns: enter it with `with` or `async with`, one at a time."""
-
-    def __init__(
-        self, kv: AgentKV, key: str, *, budget: Budget | None, priority: PriorityClass | None, final: bool
-    ) -> None:
-        self._kv = kv
-        self.key = key
-        self._budget = budget
-        self._priority = priority
-        self._final = final
-        self._token: Any = None
-
-    def __enter__(self) -> Self:
-        self._kv._books.open_task(self.key, budget=self._budget, priority=self._priority)
-        self._token = identity.push(owner=self._kv, task=self.key)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        identity.pop(self._token)
-        if self._final:
-            self._kv.finish(self.key)
-
-    async def __aenter__(self) -> Self:
-        return self.__enter__()
-
-    async def __aexit__(self, *_: object) -> None:
-        self.__exit__()
 
 
 def _policy(policy: str | Policy) -> Policy:

@@ -13,7 +13,6 @@ from agentkv.budget.bill import Bill
 from agentkv.budget.ledger import Ledger, ModelCall, MoveFact, TaskFact, ToolCallFact
 from agentkv.budget.limits import Account, Budget, Reservation
 from agentkv.clock import Clock
-from agentkv.core.forecast import Forecast
 from agentkv.core.residency import Receipt
 from agentkv.core.task import PriorityClass, Task
 from agentkv.core.usage import Timing, Usage
@@ -62,7 +61,7 @@ class Books:
             known = self._open.pop(key, None)
             self._task_of_session = {s: t for s, t in self._task_of_session.items() if t != key}
         if known is not None:
-            self._ledger.append(TaskFact(task=key, at_ms=self._clock.wall_ms(), event="finished"))
+            self._ledger.append(TaskFact(task=key, at_ms=self._clock.wall_ms(), event="finished", final=True))
 
     def account(self, key: str) -> Account:
         """The task's account."""
@@ -120,8 +119,9 @@ class Books:
 
         stream.on_end(ended)
 
-    def tool_call(self, scope: ToolScope, *, forecast: Forecast, actual_s: float) -> None:
+    def tool_call(self, scope: ToolScope, *, actual_s: float) -> None:
         """A tool call ended."""
+        forecast = scope.forecast
         self._ledger.append(
             ToolCallFact(
                 task=scope.task,
@@ -130,9 +130,9 @@ class Books:
                 tool=scope.tool,
                 command=scope.command,
                 at_ms=self._clock.wall_ms(),
-                predicted_p10_s=forecast.quantile_s(0.1),
-                predicted_p50_s=forecast.quantile_s(0.5),
-                predicted_p90_s=forecast.quantile_s(0.9),
+                predicted_p10_s=None if forecast is None else forecast.quantile_s(0.1),
+                predicted_p50_s=None if forecast is None else forecast.quantile_s(0.5),
+                predicted_p90_s=None if forecast is None else forecast.quantile_s(0.9),
                 actual_s=actual_s,
                 status=scope.status.value,
             )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Generator
 from typing import Any
 
 from agentkv import log
@@ -105,7 +105,7 @@ def _wrap_coroutine(fn: Callable[..., Any], enter: Enter, leave: Leave) -> Calla
 
 def _wrap_generator(fn: Callable[..., Any], enter: Enter, leave: Leave) -> Callable[..., Any]:
     @functools.wraps(fn)
-    def run(*args: Any, **kwargs: Any) -> Iterator[Any]:
+    def run(*args: Any, **kwargs: Any) -> Generator[Any, Any, Any]:
         token = enter()
         error: BaseException | None = None
         try:

@@ -37,7 +37,10 @@ class _Call:
 
 @dataclass(slots=True)
 class _Wait:
-    """What a session waits for; `forecast` counts from `base_s` and covers the last of all calls."""
+    """What a session waits for; `forecast` counts from `base_s` and covers the last of all calls.
+
+    Without a forecast the session is silent since `base_s`.
+    """
 
     calls: dict[str, _Call] = field(default_factory=dict)
     forecast: Forecast | None = None
@@ -86,14 +89,14 @@ class Planner:
         self._decide(session)
 
     def tool_progressed(self, session: str, call_id: str, forecast: Forecast) -> None:
-        """The call's remaining time is now believed to be `forecast`."""
+        """The call is now believed to take `forecast` in all, counted from its start."""
         now_s = self._clock.now_s()
         with self._wakeup:
             wait = self._waits.get(session)
             if wait is None or call_id not in wait.calls:
                 return
             call = wait.calls[call_id]
-            wait.calls[call_id] = _Call(call.tool, call.command, now_s, forecast)
+            wait.calls[call_id] = _Call(call.tool, call.command, call.started_s, forecast)
             self._recombine(wait, now_s)
         self._decide(session)
 
@@ -182,8 +185,9 @@ class Planner:
 
     def _fall_silent(self, session: str, wait: _Wait) -> None:
         wait.forecast = None
+        wait.base_s = self._clock.now_s()
         wait.version = next(self._order)
-        self._ask_at(self._clock.now_s() + self._idle_s, session, wait.version)
+        self._ask_at(wait.base_s + self._idle_s, session, wait.version)
 
     def tick(self) -> float | None:
         """Do what is due now; seconds until the next due time, None when nothing is planned.
@@ -221,5 +225,5 @@ class Planner:
     def _await_person(self, wait: _Wait) -> None:
         now_s = self._clock.now_s()
         forecast = self._forecaster.forecast(PERSON, "")
-        wait.calls[PERSON] = _Call(PERSON, "", now_s - self._idle_s, forecast)
+        wait.calls[PERSON] = _Call(PERSON, "", wait.base_s, forecast)
         self._recombine(wait, now_s)

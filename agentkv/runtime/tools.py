@@ -7,6 +7,7 @@ from types import TracebackType
 from typing import Protocol, Self
 
 from agentkv import log
+from agentkv.core.forecast import Forecast
 from agentkv.core.hint import ToolStatus
 
 
@@ -28,7 +29,7 @@ class ToolScope:
     """
 
     __slots__ = (
-        "_board", "branch", "call_id", "command", "expect_s", "node", "progress_share", "session", "started_s",
+        "_board", "branch", "call_id", "command", "expect_s", "forecast", "node", "progress_share", "session", "started_s",
         "status", "task", "tool",
     )  # fmt: skip
 
@@ -43,6 +44,7 @@ class ToolScope:
         self.session = session
         self.task = self.branch = self.node = ""
         self.started_s: float | None = None
+        self.forecast: Forecast | None = None
         self.progress_share: float | None = None
         self.status = ToolStatus.RUNNING
 

@@ -1,0 +1,89 @@
+"""The desk that tool scopes report to: forecast, plan, tell, learn, record.
+
+Only a budget may raise, and only at the start. Whatever else fails becomes a log line and a counter.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from agentkv import log
+from agentkv.clock import Clock
+from agentkv.core.hint import HintKind, ToolStatus
+from agentkv.core.task import Caller
+from agentkv.hints.forecaster import Forecaster, progress_forecast
+from agentkv.runtime.books import Books
+from agentkv.runtime.emit import Emitter
+from agentkv.runtime.planner import Planner
+from agentkv.runtime.tools import ToolScope
+
+
+class ToolDesk:
+    """Implements `tools.Switchboard`."""
+
+    def __init__(
+        self,
+        *,
+        planner: Planner | None,
+        forecaster: Forecaster,
+        books: Books,
+        emitter: Emitter,
+        clock: Clock,
+        caller: Callable[[], Caller],
+        last_session: Callable[[Caller], str | None],
+        is_control_flow: Callable[[BaseException], bool],
+    ) -> None:
+        self._planner = planner
+        self._forecaster = forecaster
+        self._books = books
+        self._emitter = emitter
+        self._clock = clock
+        self._caller = caller
+        self._last_session = last_session
+        self.is_control_flow = is_control_flow
+
+    def tool_started(self, scope: ToolScope) -> None:
+        """A tool call starts now, on this thread."""
+        caller = self._caller()
+        self._books.account(caller.task).tool_call()
+        try:
+            scope.task, scope.branch, scope.node = caller.task, caller.branch, caller.node
+            scope.started_s = self._clock.now_s()
+            if scope.session is None:
+                scope.session = self._last_session(caller)
+            scope.forecast = self._forecaster.forecast(scope.tool, scope.command, scope.expect_s)
+            if self._planner is not None and scope.session is not None:
+                self._planner.tool_started(scope.session, scope.call_id, scope.tool, scope.command, scope.forecast)
+            self._emitter.tool(HintKind.TOOL_START, scope, scope.forecast)
+        except Exception as error:
+            log.failed("tool_start_failed", tool=scope.tool, error=repr(error))
+
+    def tool_progressed(self, scope: ToolScope) -> None:
+        """The running call told how far it is."""
+        if scope.started_s is None or scope.progress_share is None:
+            return
+        try:
+            forecast = progress_forecast(self._clock.now_s() - scope.started_s, scope.progress_share)
+            if forecast is None:
+                return
+            if self._planner is not None and scope.session is not None:
+                self._planner.tool_progressed(scope.session, scope.call_id, forecast)
+            self._emitter.tool(HintKind.TOOL_UPDATE, scope, forecast)
+        except Exception as error:
+            log.failed("tool_progress_failed", tool=scope.tool, error=repr(error))
+
+    def tool_ended(self, scope: ToolScope) -> None:
+        """The call is over; a finish without a start is a no-op."""
+        if scope.started_s is None:
+            return
+        try:
+            actual_s = max(0.0, self._clock.now_s() - scope.started_s)
+            if self._planner is not None and scope.session is not None:
+                self._planner.tool_ended(scope.session, scope.call_id)
+            self._forecaster.learn(scope.tool, scope.command, actual_s, scope.status)
+            failed = scope.status is ToolStatus.FAILED
+            self._emitter.tool(HintKind.TOOL_ERROR if failed else HintKind.TOOL_END, scope)
+            scope.started_s = None
+            self._books.tool_call(scope, actual_s=actual_s)
+        except Exception as error:
+            log.failed("tool_end_failed", tool=scope.tool, error=repr(error))
