@@ -6,7 +6,6 @@ Covers: Request, Chunk, Generation, Stream, Engine, TieredEngine. Does not cover
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import threading
 from collections import deque
@@ -46,7 +45,7 @@ class Sampling:
         _require(_is_int(self.seed, low=-(2**63)), "seed", self.seed, "an integer of 64 bits")
 
 
-def _require(allowed: bool, param: str, value: object, what: str) -> None:  # noqa: FBT001  one condition, one word
+def _require(allowed: bool, param: str, value: object, what: str) -> None:
     if not allowed:
         raise RequestInvalid(f"{param}={value!r:.100} is not allowed; give {what}", param=param, code="invalid_value")
 
@@ -259,7 +258,7 @@ class Stream:
     async def _wait_or_cancel(self, wakeup: _Wakeup) -> None:
         try:
             await wakeup.wait()
-        except asyncio.CancelledError:
+        except BaseException:
             self.cancel()
             raise
 
@@ -269,6 +268,8 @@ class _Wakeup:
 
     def __init__(self, stream: Stream) -> None:
         self._stream = stream
+        import asyncio  # 20 ms that `import agentkv` must not pay
+
         self._event = asyncio.Event()
         self._loop = asyncio.get_running_loop()
 

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, TypeVar, overload
 
 from agentkv import log
-from agentkv.budget.bill import Bill
 from agentkv.budget.limits import Budget
 from agentkv.clock import Clock, SystemClock
 from agentkv.core.hint import Hint, HintKind
@@ -32,6 +31,8 @@ from agentkv.runtime.tools import ToolScope
 
 if TYPE_CHECKING:
     from openai import AsyncOpenAI, OpenAI
+
+    from agentkv.budget.bill import Bill
 
 _Fn = TypeVar("_Fn", bound=Callable[..., Any])
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import threading
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from agentkv.budget.bill import Bill
 from agentkv.budget.ledger import Ledger, ModelCall, MoveFact, TaskFact, ToolCallFact
 from agentkv.budget.limits import Account, Budget, Reservation
 from agentkv.clock import Clock
@@ -19,6 +19,9 @@ from agentkv.core.usage import Timing, Usage
 from agentkv.engine.base import Generation, Request, Stream
 from agentkv.errors import GenerationCancelled
 from agentkv.runtime.tools import ToolScope
+
+if TYPE_CHECKING:
+    from agentkv.budget.bill import Bill
 
 
 @dataclass(slots=True)
@@ -160,6 +163,8 @@ class Books:
 
     def bill(self, task: str) -> Bill:
         """What the task cost so far."""
+        from agentkv.budget.bill import Bill
+
         return Bill.from_facts(task, self._ledger.rows(task))
 
     def close(self) -> None:

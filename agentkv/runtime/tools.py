@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from types import TracebackType
 from typing import Protocol, Self
 
@@ -77,6 +76,8 @@ class ToolScope:
     def _status_after(self, error: BaseException | None) -> ToolStatus:
         if error is None:
             return ToolStatus.SUCCEEDED
+        import asyncio  # 20 ms that `import agentkv` must not pay
+
         if isinstance(error, asyncio.CancelledError | KeyboardInterrupt | GeneratorExit):
             return ToolStatus.CANCELLED
         if self._board.is_control_flow(error):
