@@ -72,4 +72,6 @@ def break_even_tokens(prefill: Prefill, link: Link, bytes_per_token: int) -> flo
     discriminant = b * b - 4 * a * c
     if discriminant < 0:
         return 0.0
-    return max(0.0, (-b + math.sqrt(discriminant)) / (2 * a))
+    root = math.sqrt(discriminant)
+    larger = (-b + root) / (2 * a) if b <= 0 else -2 * c / (b + root)  # the form without cancellation
+    return max(0.0, larger)

@@ -17,12 +17,14 @@ from types import MappingProxyType
 from agentkv.core.forecast import Forecast
 from agentkv.core.residency import Action, Decision, Move, Policy, Residency, Tier
 from agentkv.errors import ConfigError
-from agentkv.policy.waiting import LOW, MEDIAN, due_at, outlived_at
+from agentkv.policy.waiting import LOW, MEDIAN, ends_of, next_end, outlived_at
 
 MIN_AHEAD_S = 0.05
 """No question sooner than this after the last; what falls due within it is due now."""
 BACKOFF = 1.5
 """Overdue: the next question when the wait is this many times as long."""
+WORTH = 4.0
+"""Once waits of this kind have begun to end, a context leaves again only for this many times its way back."""
 OVERDUE_GRACE = 0.25
 """A wait is given up as overdue only once it is late by this share of the longest wait known."""
 
@@ -51,11 +53,12 @@ class _Wait:
 
     residency: Residency
     points: tuple[float, ...]
+    ends: tuple[float, ...]
     started_s: float
     now_s: float
     elapsed_s: float
     median_s: float
-    low_s: float
+    soon_s: float
     overdue: bool
 
     @property
@@ -76,8 +79,9 @@ def ladder(*, keep_s: float = 5.0, host_s: float = 120.0, drop_tokens: int = 819
 
     Expected = the median of the forecast, given that the wait goes on. Contexts below `drop_tokens` are dropped and
     recomputed instead of demoted; a background branch goes to disk at once and is not prefetched. Where a tier is
-    missing the other one serves. Blocks are called back when the wait may end (10 % quantile) within their restore
-    time plus `margin_s`, and nothing is demoted that would be called back at once.
+    missing the other one serves. Blocks are called back when the wait may end (first at its 10 % quantile, then at
+    each later duration known) within their restore time plus `margin_s`; nothing is sent away that would be called
+    back at once.
     Each decision names the moment at which another answer becomes possible. Raises ConfigError for numbers that
     are negative or out of order.
     """
@@ -113,12 +117,7 @@ def _keep(residency: Residency, forecast: Forecast, started_s: float, now_s: flo
 
 
 def _climb(rungs: _Rungs, residency: Residency, forecast: Forecast, started_s: float, now_s: float) -> Decision:
-    elapsed_s = max(0.0, now_s - started_s)
-    left = forecast.after(elapsed_s)
-    wait = _Wait(
-        residency=residency, points=forecast.remaining_s, started_s=started_s, now_s=now_s, elapsed_s=elapsed_s,
-        median_s=left.quantile_s(MEDIAN), low_s=left.quantile_s(LOW), overdue=left.overdue,
-    )  # fmt: skip
+    wait = _wait(residency, forecast, started_s, now_s)
     if wait.held_blocks <= 0:
         return Decision(reason="no block is held: nothing to move")
     if _is_called_back(rungs, wait):
@@ -129,18 +128,30 @@ def _climb(rungs: _Rungs, residency: Residency, forecast: Forecast, started_s: f
     return _send_down(rungs, wait, *target)
 
 
+def _wait(residency: Residency, forecast: Forecast, started_s: float, now_s: float) -> _Wait:
+    elapsed_s = max(0.0, now_s - started_s)
+    left = forecast.after(elapsed_s)
+    ends = ends_of(forecast.remaining_s)
+    end_s = next_end(ends, elapsed_s)
+    return _Wait(
+        residency=residency, points=forecast.remaining_s, ends=ends, started_s=started_s, now_s=now_s,
+        elapsed_s=elapsed_s, median_s=left.quantile_s(MEDIAN),
+        soon_s=left.quantile_s(LOW) if end_s is None else end_s - elapsed_s, overdue=end_s is None,
+    )  # fmt: skip
+
+
 def _is_called_back(rungs: _Rungs, wait: _Wait) -> bool:
     """Some blocks are off the device, somebody waits for them, and the wait may end within their way back."""
     away = wait.held_blocks - wait.residency.device_blocks
-    near = wait.low_s <= wait.way_back_s + rungs.margin_s + MIN_AHEAD_S
+    near = wait.soon_s <= wait.way_back_s + rungs.margin_s + MIN_AHEAD_S
     return away > 0 and near and not wait.residency.background
 
 
 def _target(rungs: _Rungs, wait: _Wait) -> tuple[Action, Tier | None, float] | None:
     """Where the context belongs now, with its way back in seconds; None = where it is.
 
-    Hysteresis: a place counts only if the wait lasts longer (10 % quantile) than the way back from there and from
-    where blocks come from today, so that what was just called back is not sent away again.
+    Hysteresis: a place counts only if the next possible end is farther than the way back from there and from where
+    blocks come from today, and once ends were possible WORTH times as far: what was just called back stays.
     """
     where = wait.residency
     if not where.background and wait.median_s < rungs.keep_s:
@@ -158,22 +169,23 @@ def _target(rungs: _Rungs, wait: _Wait) -> tuple[Action, Tier | None, float] | N
         if where.has_disk:
             places.insert(0 if deep else len(places), (Action.DEMOTE, Tier.DISK, where.restore_disk_s))
     for action, tier, back_s in places:
-        if wait.low_s > max(back_s, wait.way_back_s) + rungs.margin_s + MIN_AHEAD_S:
+        factor = 1.0 if wait.overdue or wait.elapsed_s < wait.ends[0] else WORTH
+        if wait.soon_s > factor * (max(back_s, wait.way_back_s) + rungs.margin_s + MIN_AHEAD_S):
             return action, tier, back_s
     return None
 
 
 def _prefetch(rungs: _Rungs, wait: _Wait) -> Decision:
     back_s = wait.way_back_s
-    reason = f"may end in {wait.low_s:.2f} s, restore takes {back_s:.2f} s + {rungs.margin_s:g} s margin"
-    needed_by_s = wait.now_s + wait.low_s
+    reason = f"may end in {wait.soon_s:.2f} s, restore takes {back_s:.2f} s + {rungs.margin_s:g} s margin"
+    needed_by_s = wait.now_s + wait.soon_s
     move = _move(wait, Action.PREFETCH, Tier.DEVICE, reason, needed_by_s=needed_by_s)
     again_s = _next_demotion(rungs, wait)
     return _decision(wait, (move,), max(again_s, wait.elapsed_s + back_s + rungs.margin_s), reason)
 
 
 def _stay(rungs: _Rungs, wait: _Wait) -> Decision:
-    reason = f"stays: expected wait {wait.median_s:.2f} s, may end in {wait.low_s:.2f} s"
+    reason = f"stays: expected wait {wait.median_s:.2f} s, may end in {wait.soon_s:.2f} s"
     if wait.held_blocks > wait.residency.device_blocks:
         return _decision(wait, (), _next_change(rungs, wait, wait.way_back_s), reason)
     if not _can_leave(rungs, wait):
@@ -209,22 +221,29 @@ def _next_demotion(rungs: _Rungs, wait: _Wait) -> float:
         nearest_s = where.recompute_s
     else:
         nearest_s = where.restore_host_s if where.has_host else where.restore_disk_s
-    lead_s = max(nearest_s, wait.way_back_s) + rungs.margin_s + MIN_AHEAD_S
     keep_s = 0.0 if where.background else rungs.keep_s
-    outlived = outlived_at(wait.points, wait.elapsed_s, keep_s, lead_s)
+    outlived = _outlived(rungs, wait, keep_s, max(nearest_s, wait.way_back_s))
     return outlived if outlived is not None else _next_overdue(wait, keep_s)
 
 
 def _next_change(rungs: _Rungs, wait: _Wait, back_s: float) -> float:
     """For blocks off the device: when (elapsed) they are to be called back, or belong deeper."""
-    times = []
-    if not wait.residency.background:
-        times.append(due_at(wait.points, wait.elapsed_s, back_s + rungs.margin_s))
+    times: list[float | None] = []
+    if not wait.residency.background and not wait.overdue:
+        times.append(wait.elapsed_s + wait.soon_s - back_s - rungs.margin_s)
     if wait.residency.has_disk and wait.residency.disk_blocks < wait.held_blocks:
-        lead_s = wait.residency.restore_disk_s + rungs.margin_s + MIN_AHEAD_S
-        times.append(outlived_at(wait.points, wait.elapsed_s, rungs.host_s, lead_s))
+        times.append(_outlived(rungs, wait, rungs.host_s, wait.residency.restore_disk_s))
     known = [time for time in times if time is not None]
     return min(known) if known else _next_overdue(wait, rungs.host_s)
+
+
+def _outlived(rungs: _Rungs, wait: _Wait, wait_s: float, back_s: float) -> float | None:
+    """When a passing point makes the wait `wait_s` long; before the early end a smaller gap would do, see _target."""
+    lead_s = back_s + rungs.margin_s + MIN_AHEAD_S
+    early = outlived_at(wait.points, wait.ends, wait.elapsed_s, wait_s, lead_s)
+    if early is None or early < wait.ends[0]:
+        return early
+    return outlived_at(wait.points, wait.ends, wait.elapsed_s, wait_s, WORTH * lead_s)
 
 
 def _next_overdue(wait: _Wait, wait_s: float) -> float:

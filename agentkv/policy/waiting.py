@@ -1,8 +1,11 @@
-"""The arithmetic of a wait that goes on: when will a forecast, conditioned on still waiting, say something else?
+"""The arithmetic of a wait that goes on: when may it end next, and when will it look longer than before?
 
 Covers next times on the sorted points of a Forecast (seconds since the wait began), so that a policy can name the
-moment at which it wants to be asked again and nobody polls. Agrees with `Forecast.after` and `quantile_s`, without
-building a value per candidate: a decision runs inside the agent's own call. Decides nothing: that is `wait.py`.
+moment at which it wants to be asked again and nobody polls. Decides nothing: that is `wait.py`.
+
+The next possible end is the 10 % quantile at first, and once that has passed the next duration known. The 10 %
+quantile of what is left would not do: each time a duration passes without an end it jumps ahead, always just out of
+reach, and a tool with a broad history would never be met.
 """
 
 from __future__ import annotations
@@ -10,7 +13,7 @@ from __future__ import annotations
 from bisect import bisect_right
 
 LOW = 0.1
-"""The quantile that stands for "it may come back as early as this"."""
+"""One wait in ten may end earlier than we are prepared for."""
 MEDIAN = 0.5
 
 Points = tuple[float, ...]
@@ -24,35 +27,34 @@ def quantile(points: Points, first: int, q: float) -> float:
     return points[low] + (position - int(position)) * (points[high] - points[low])
 
 
-def due_at(points: Points, elapsed_s: float, lead_s: float) -> float | None:
-    """The first time >= `elapsed_s` at which the low quantile of the remaining wait is at most `lead_s`.
-
-    None if the wait outlives every point before that: overdue.
-    """
-    first = bisect_right(points, elapsed_s)
-    while first < len(points):
-        due = quantile(points, first, LOW) - lead_s
-        if due <= elapsed_s:
-            return elapsed_s
-        if due < points[first]:
-            return due
-        elapsed_s = points[first]
-        first = bisect_right(points, elapsed_s, first)
-    return None
+def ends_of(points: Points) -> Points:
+    """The times at which the wait may end: the 10 % quantile, then every later point."""
+    early = quantile(points, 0, LOW)
+    return (early, *points[bisect_right(points, early) :])
 
 
-def outlived_at(points: Points, elapsed_s: float, wait_s: float, lead_s: float) -> float | None:
+def next_end(ends: Points, elapsed_s: float) -> float | None:
+    """The first of `ends` after `elapsed_s`; None if all have passed."""
+    index = bisect_right(ends, elapsed_s)
+    return ends[index] if index < len(ends) else None
+
+
+def outlived_at(points: Points, ends: Points, elapsed_s: float, wait_s: float, gap_s: float) -> float | None:
     """The first time > `elapsed_s` at which a point has passed and what is left is long.
 
-    Long: median of the remaining wait at least `wait_s` and its low quantile above `lead_s`. Between two points both
-    only fall, so the moments at which a point passes are the candidates. None: overdue comes first.
+    Long: median of the remaining wait at least `wait_s` and the next end more than `gap_s` away. Between two points
+    both only fall, so the moments at which a point or the early end passes are the candidates. None: the wait
+    outlives every point first.
     """
-    first = bisect_right(points, elapsed_s)
-    while first < len(points):
-        passed = points[first]
-        first = bisect_right(points, passed, first)
+    passed = elapsed_s
+    while True:
+        first = bisect_right(points, passed)
         if first == len(points):
             return None
-        if quantile(points, first, MEDIAN) - passed >= wait_s and quantile(points, first, LOW) - passed > lead_s:
+        passed = points[first] if passed >= ends[0] else min(points[first], ends[0])
+        first = bisect_right(points, passed)
+        end = next_end(ends, passed)
+        if first == len(points) or end is None:
+            return None
+        if quantile(points, first, MEDIAN) - passed >= wait_s and end - passed > gap_s:
             return passed
-    return None
