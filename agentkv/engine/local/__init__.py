@@ -1,0 +1,1 @@
+"""The embedded engine: Hugging Face models over agentkv's own blocks, scheduler and tiers."""

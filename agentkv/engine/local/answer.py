@@ -1,0 +1,106 @@
+"""Answer: what one call has written so far, and whether it has ended.
+
+Covers: end tokens, max_tokens, stop strings, forced tokens, the visible text, tool calls. Does not cover: where tokens
+come from (`sampler.py`), who computes when (`batch.py`).
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Sequence
+
+from agentkv.core.message import ToolCall
+from agentkv.engine.base import FinishReason
+from agentkv.engine.local.detokenise import Detokeniser, StopGate
+from agentkv.engine.local.tokeniser import Tokeniser
+from agentkv.engine.local.toolcalls import Gate
+
+
+class Answer:
+    """Takes tokens one by one. `reason` is set with the last one; then `finish()` once.
+
+    Forced tokens are emitted as they are: an end token among them does not end the call, their end does.
+    """
+
+    def __init__(
+        self,
+        tokeniser: Tokeniser,
+        *,
+        prompt_ids: Sequence[int],
+        eos_ids: frozenset[int],
+        max_tokens: int,
+        stop: Sequence[str] = (),
+        forced_ids: Sequence[int] | None = None,
+        gate: Gate,
+    ) -> None:
+        self._tokeniser = tokeniser
+        self._detokeniser = Detokeniser(tokeniser.decode, prompt_ids)
+        self._eos_ids = eos_ids
+        self._max_tokens = max_tokens
+        self._forced_ids = forced_ids
+        self._stop = StopGate(stop)
+        self._gate = gate
+        self._written: list[str] = []  # control tokens and ordinary text, as a template would render them
+        self._plain = ""
+        self.token_ids: list[int] = []
+        self.text = ""
+        self.raw = ""
+        self.reason: FinishReason | None = None
+
+    @property
+    def next_forced(self) -> int | None:
+        """The token that must come next; None if the model is free."""
+        return None if self._forced_ids is None else self._forced_ids[len(self.token_ids)]
+
+    @property
+    def written(self) -> str:
+        """All that was written with control tokens as their text, spelled ones marked: what a transcript holds."""
+        return "".join(self._written) + self._tokeniser.guard(self._plain)
+
+    def add(self, token_id: int) -> str:
+        """The text that may be shown now that this token is known."""
+        self.token_ids.append(token_id)
+        control = self._tokeniser.control(token_id)
+        if control is None:
+            piece = self._detokeniser.feed(token_id)
+            self._plain += piece
+        else:
+            piece = self._detokeniser.finish()
+            self._written += [self._tokeniser.guard(self._plain + piece), control]
+            self._plain = ""
+        shown = self._show(piece)
+        self.reason = self._end(token_id)
+        return shown
+
+    def _show(self, piece: str) -> str:
+        safe = self._stop.feed(piece)
+        self.raw += safe
+        shown = self._gate.feed(safe)
+        self.text += shown
+        return shown
+
+    def _end(self, token_id: int) -> FinishReason | None:
+        if self._stop.hit is not None:
+            return "stop"
+        if self._forced_ids is not None and len(self.token_ids) == len(self._forced_ids):
+            return "stop"
+        if self._forced_ids is None and token_id in self._eos_ids:
+            return "stop"
+        return "length" if len(self.token_ids) >= self._max_tokens else None
+
+    def finish(self) -> tuple[str, tuple[ToolCall, ...]]:
+        """The text that was held until the end, and the tool calls; `reason`, `text` and `raw` are final then."""
+        piece = self._detokeniser.finish()
+        self._plain += piece
+        shown = self._show(piece)
+        rest = self._stop.finish()
+        self.raw += rest
+        tail = self._gate.feed(rest)
+        held, wanted = self._gate.finish(cut=self.reason == "length" and self._stop.hit is None)
+        self.text += tail + held
+        if self._stop.hit is not None:
+            self.reason = "stop"
+        if wanted:
+            self.reason = "tool_calls"
+        calls = (ToolCall(id=f"call_{secrets.token_hex(12)}", name=w.name, arguments=w.arguments) for w in wanted)
+        return shown + tail + held, tuple(calls)

@@ -1,0 +1,231 @@
+"""Batch: who computes in the next step, and with which blocks.
+
+Covers: admission by memory, chunked prefill mixed with decode, restores, preemption. Does not cover: the forward
+(`runner.py`), tokens (`sampler.py`, `answer.py`), tiers (`kv/`). Used by the engine's thread only; no tensors here.
+
+Nobody waits while holding what others need: a sequence gets all blocks of its prompt or none. When a running one
+cannot grow, the youngest is sent back to the queue; its full blocks stay in the index, so it usually gets them back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass
+
+from agentkv.clock import Clock
+from agentkv.engine.local.runner import Span
+from agentkv.engine.local.sequence import Sequence, blocks_for, in_order
+from agentkv.kv.geometry import BLOCK_TOKENS
+from agentkv.kv.streams import Event
+from agentkv.kv.tiers import Tiers
+
+PATIENCE_S = 0.05
+"""How long a starving sequence waits for writes under way before the youngest is sent back."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Turn:
+    """What one sequence computes in a step."""
+
+    sequence: Sequence
+    span: Span
+
+
+class Batch:
+    """Sequences waiting for memory, waiting for their blocks (`loading`), and running."""
+
+    def __init__(self, tiers: Tiers, *, clock: Clock, chunk_tokens: int, max_batch: int) -> None:
+        self.waiting: list[Sequence] = []
+        self.loading: list[Sequence] = []
+        self.running: list[Sequence] = []
+        self.preemptions = 0
+        self._tiers = tiers
+        self._clock = clock
+        self._chunk_tokens = chunk_tokens
+        self._max_batch = max_batch
+        self._fresh: list[int] = []
+        self._starving_since_s: float | None = None
+
+    def everyone(self) -> list[Sequence]:
+        """All sequences, in no order."""
+        return [*self.waiting, *self.loading, *self.running]
+
+    # -- admission
+
+    def admit(self) -> None:
+        """Start what may run now: loads that have ended, then the queue in order while there is room."""
+        self._collect()
+        short = False
+        for sequence in in_order(self.waiting):
+            if len(self.running) + len(self.loading) >= self._max_batch:
+                break
+            if self._computed_soon(sequence):
+                continue
+            if not self._seat(sequence):
+                short = True
+                break
+        self._tiers.set_pressed(short or self._starving_since_s is not None)
+
+    def _collect(self) -> None:
+        for sequence in [one for one in self.loading if one.ticket is not None and one.ticket.done]:
+            ticket = sequence.ticket
+            assert ticket is not None
+            sequence.clock.spend("restore_s", self._clock.now_s())
+            self.loading.remove(sequence)
+            if ticket.failed_from is None:
+                self._tiers.streams.compute_wait(ticket.event)
+                self.running.append(sequence)
+            else:  # keep what came before it: it is on the device now, and the rest is computed again
+                sequence.trusted_blocks = ticket.failed_from
+                self._give_up(sequence)
+                self.waiting.append(sequence)
+
+    def _computed_soon(self, sequence: Sequence) -> bool:
+        """True if the next block that this one lacks is part of a running prefill: then it is better to wait."""
+        busy = [one for one in self.running if not one.decoding]
+        if not busy:
+            return False
+        keys = sequence.reusable_keys()
+        have = self._tiers.match(keys)
+        return have < len(keys) and any(keys[have] in one.keys[one.committed :] for one in busy)
+
+    def _seat(self, sequence: Sequence) -> bool:
+        """Give the sequence all its blocks, or change nothing and return False."""
+        now_s = self._clock.now_s()
+        lease = self._tiers.acquire(sequence.session.key, sequence.reusable_keys())
+        if lease is None:
+            return False
+        spare = 1 if self.running or self.loading else 0  # no admission that the next grown block would undo
+        private = self._tiers.allocate(blocks_for(len(sequence.ids)) + spare - len(lease.blocks))
+        if private is None:
+            self._tiers.release(sequence.session.key, lease.blocks, used=self._tiers.streams.record())
+            return False
+        if spare:
+            self._tiers.release(sequence.session.key, [private.pop()], used=self._tiers.streams.record())
+        self._fresh += private[-1:]  # a decode batch reads the end of the last block: it must be finite
+        sequence.blocks = [*lease.blocks, *private]
+        sequence.committed = len(lease.blocks)
+        sequence.computed = sequence.committed * BLOCK_TOKENS
+        if sequence.cached_tokens is None:
+            sequence.cached_tokens = sequence.computed
+        sequence.clock.spend("queued_s", now_s)
+        self.waiting.remove(sequence)
+        if lease.ticket.done and lease.ticket.failed_from is None:
+            self._tiers.streams.compute_wait(lease.ticket.event)
+            self.running.append(sequence)
+        else:
+            sequence.ticket = lease.ticket
+            self.loading.append(sequence)
+        return True
+
+    # -- a step
+
+    def plan(self) -> list[Turn]:
+        """The next step: a token for everyone who decodes, and up to a chunk of prompt, earliest first."""
+        turns: list[Turn] = []
+        left = self._chunk_tokens
+        starved = False
+        for sequence in in_order(self.running):
+            if sequence not in self.running:
+                continue  # sent back for one before it
+            count = min(left, len(sequence.ids) - sequence.computed)
+            if sequence.decoding:
+                count = 1
+                if not self._grow(sequence):
+                    starved = True
+                    continue
+            elif count == 0:
+                continue
+            else:
+                left -= count
+            end = sequence.computed + count
+            span = Span(
+                token_ids=sequence.ids[sequence.computed : end],
+                start=sequence.computed,
+                blocks=sequence.blocks,
+                sample=end == len(sequence.ids),
+            )
+            turns.append(Turn(sequence=sequence, span=span))
+        if not starved:
+            self._starving_since_s = None
+        return [turn for turn in turns if turn.sequence in self.running]
+
+    def _grow(self, sequence: Sequence) -> bool:
+        """Make sure that the next token has a place."""
+        if len(sequence.blocks) * BLOCK_TOKENS >= len(sequence.ids):
+            return True
+        new = self._tiers.allocate(1)
+        if new is None and self._out_of_patience():
+            youngest = in_order([*self.running, *self.loading])[-1]
+            if youngest is not sequence:
+                self.send_back(youngest)
+                new = self._tiers.allocate(1)
+        if new is None:
+            return False
+        sequence.blocks += new
+        self._fresh += new
+        return True
+
+    def _out_of_patience(self) -> bool:
+        now_s = self._clock.now_s()
+        if self._starving_since_s is None:
+            self._starving_since_s = now_s
+        if now_s - self._starving_since_s < PATIENCE_S:
+            return False
+        self._starving_since_s = now_s
+        return True
+
+    def take_fresh(self) -> list[int]:
+        """Blocks to be cleared before the next forward."""
+        fresh, self._fresh = self._fresh, []
+        return fresh
+
+    def commit(self, turns: Seq[Turn], written: Event) -> None:
+        """The step is computed: full blocks become immutable and findable."""
+        for turn in turns:
+            sequence = turn.sequence
+            sequence.computed = turn.span.end
+            full = sequence.computed // BLOCK_TOKENS
+            if full == sequence.committed:
+                continue
+            sequence.extend_keys()
+            for place in range(sequence.committed, full):
+                parent = sequence.keys[place - 1] if place else None
+                sequence.blocks[place] = self._tiers.commit(
+                    sequence.session.key, sequence.blocks[place], sequence.keys[place], parent, written
+                )
+            sequence.committed = full
+
+    # -- leaving
+
+    def send_back(self, sequence: Sequence) -> None:
+        """Preempt: back to the queue without blocks; the full ones stay findable."""
+        self.preemptions += 1
+        now_s = self._clock.now_s()
+        loading = sequence in self.loading
+        sequence.clock.spend("restore_s" if loading else "queued_s", now_s)
+        (self.loading if loading else self.running).remove(sequence)
+        self.hold(sequence)
+        self._give_up(sequence)
+        self.waiting.append(sequence)
+
+    def leave(self, sequence: Sequence) -> None:
+        """The call has ended, well or not: it has no blocks any more and is in no list."""
+        for members in (self.waiting, self.loading, self.running):
+            if sequence in members:
+                members.remove(sequence)
+        self._give_up(sequence)
+
+    def hold(self, sequence: Sequence) -> None:
+        """Tell the tiers what the session's context consists of now."""
+        session = sequence.session
+        self._tiers.hold(session.key, session.task, sequence.keys[: sequence.committed], sequence.computed)
+
+    def _give_up(self, sequence: Sequence) -> None:
+        blocks, sequence.blocks = sequence.blocks, []
+        gone = set(blocks)
+        self._fresh = [block for block in self._fresh if block not in gone]
+        sequence.ticket = None
+        sequence.computed = sequence.committed = 0
+        if blocks:
+            self._tiers.release(sequence.session.key, blocks, used=self._tiers.streams.record())

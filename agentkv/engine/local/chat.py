@@ -1,0 +1,159 @@
+"""Chat: messages and tools become the text that the model's own template makes of them.
+
+Covers: what the template can do (found by trying it), the stand-ins for what it cannot, guarding, its refusals. Does
+not cover: reading the answer (`toolcalls.py`), tokens (`tokeniser.py`).
+
+Stand-ins. Tools, for templates that ignore them: the PREAMBLE at the head of the system message, one JSON object per
+tool. An assistant's calls: the text that the model wrote, byte for byte, else <tool_call> tags. Tool results, for
+templates without a tool role: a user turn with one <tool_response> element for each result.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from agentkv.core.message import Message, ToolCall, ToolSpec
+from agentkv.engine.local.tokeniser import Tokeniser
+from agentkv.engine.local.toolcalls import CLOSE, OPEN
+from agentkv.errors import RequestInvalid, TemplateRejected
+
+PREAMBLE = (
+    "You can use the tools below, one JSON object per line. To use one, write\n"
+    f'{OPEN}{{"name": "...", "arguments": {{...}}}}{CLOSE}\n'
+    "and wait for its result.\n"
+)
+_PROBE = "agentkv-probe"
+
+
+class Chat:
+    """One model's chat template. `RawOf` answers with the text behind a tool call id, if it is known."""
+
+    def __init__(self, tokenizer: Any, tokeniser: Tokeniser, name: str) -> None:
+        self._tokenizer = tokenizer
+        self._tokeniser = tokeniser
+        self._name = name
+        self.available = bool(getattr(tokenizer, "chat_template", None))
+        source = self._source() if self.available else ""
+        self._knows_tools = "tools" in source
+        self._knows_calls = "tool_calls" in source
+        self._wants_text = "arguments is string" in source
+        self._knows_results = self.available and self._shows_tool_role()
+
+    def _source(self) -> str:
+        """All of the tokenizer's templates: some have one for tools."""
+        template = self._tokenizer.chat_template
+        return "\n".join(template.values()) if isinstance(template, dict) else str(template)
+
+    def _shows_tool_role(self) -> bool:
+        call = ToolCall(id="call00000", name="probe", arguments="{}")
+        turns = [
+            Message(role="user", content="Go."),
+            Message(role="assistant", tool_calls=(call,)),
+            Message(role="tool", content=_PROBE, tool_call_id=call.id, name=call.name),
+        ]
+        try:
+            shown = self._apply([self._turn(turn, lambda _id: None, results=True) for turn in turns], None)
+        except TemplateRejected:
+            return False
+        return _PROBE in shown
+
+    def render(
+        self, messages: Sequence[Message], tools: Sequence[ToolSpec], raw_of: Callable[[str], str | None]
+    ) -> str:
+        """The prompt text, up to where the assistant's answer begins; spelled control tokens are marked.
+
+        Raises RequestInvalid if the model has no template or there are no messages, TemplateRejected with the
+        template's own words if it refuses.
+        """
+        if not self.available:
+            raise RequestInvalid(
+                f"{self._name} has no chat template; use prompt= for plain text, or load a model with one",
+                param="messages",
+                code="no_chat_template",
+            )
+        if not messages:
+            raise RequestInvalid("messages is empty", param="messages")
+        turns: list[dict[str, Any]] = []
+        for message in messages:
+            turn = self._turn(message, raw_of, results=self._knows_results)
+            if message.role == "tool" and turn["role"] == "user" and turns and turns[-1].get("results"):
+                turns[-1]["content"] += "\n" + turn["content"]  # results of parallel calls share one user turn
+            else:
+                turns.append(turn)
+        specs = [self._guarded(spec_of(tool)) for tool in tools] or None
+        if specs and not self._knows_tools:
+            return self._apply(_with_preamble(turns, specs), None)
+        return self._apply(turns, specs)
+
+    def _turn(self, message: Message, raw_of: Callable[[str], str | None], *, results: bool) -> dict[str, Any]:
+        guard = self._tokeniser.guard
+        content = guard(message.content)
+        if message.role == "tool":
+            if not results:
+                text = f"<tool_response>\n{content}\n</tool_response>"
+                return {"role": "user", "content": text, "results": True}
+            turn: dict[str, Any] = {"role": "tool", "content": content}
+            fields = {"tool_call_id": message.tool_call_id, "name": message.name}
+            return turn | {field: guard(value) for field, value in fields.items() if value is not None}
+        if message.role != "assistant" or not message.tool_calls:
+            return {"role": message.role, "content": content}
+        raw = raw_of(message.tool_calls[0].id)
+        if self._knows_calls:
+            calls = [self._call(call) for call in message.tool_calls]
+            return {"role": "assistant", "content": content, "tool_calls": calls}
+        return {"role": "assistant", "content": guard(raw if raw is not None else _tagged(message))}
+
+    def _call(self, call: ToolCall) -> dict[str, Any]:
+        function = {"name": self._tokeniser.guard(call.name), "arguments": self._guarded(self._arguments(call))}
+        return {"id": call.id, "type": "function", "function": function}
+
+    def _arguments(self, call: ToolCall) -> Any:
+        """The model's own JSON text where the template takes text; else the object, if it is one."""
+        if self._wants_text:
+            return call.arguments
+        try:
+            parsed = json.loads(call.arguments)
+        except ValueError:
+            return call.arguments
+        return parsed if isinstance(parsed, dict) else call.arguments
+
+    def _guarded(self, value: Any) -> Any:
+        if isinstance(value, str):
+            return self._tokeniser.guard(value)
+        if isinstance(value, dict):
+            return {self._guarded(key): self._guarded(item) for key, item in value.items()}
+        if isinstance(value, list | tuple):
+            return [self._guarded(item) for item in value]
+        return value
+
+    def _apply(self, turns: list[dict[str, Any]], tools: list[dict[str, Any]] | None) -> str:
+        try:
+            text: str = self._tokenizer.apply_chat_template(
+                turns, tools=tools, tokenize=False, add_generation_prompt=True
+            )
+        except Exception as error:  # the template is a program of the model's author: it may raise anything
+            raise TemplateRejected(
+                f"the chat template of {self._name} refused the messages: {error}", param="messages"
+            ) from error
+        return text
+
+
+def spec_of(tool: ToolSpec) -> dict[str, Any]:
+    """A tool in the form that templates and OpenAI's API share."""
+    function = {"name": tool.name, "description": tool.description, "parameters": dict(tool.parameters)}
+    return {"type": "function", "function": function}
+
+
+def _with_preamble(turns: list[dict[str, Any]], specs: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    lines = "\n".join(json.dumps(spec["function"], ensure_ascii=False) for spec in specs)
+    preamble = f"{PREAMBLE}{lines}"
+    if turns[0]["role"] == "system":
+        return [{"role": "system", "content": f"{preamble}\n\n{turns[0]['content']}"}, *turns[1:]]
+    return [{"role": "system", "content": preamble}, *turns]
+
+
+def _tagged(message: Message) -> str:
+    calls = (f'{OPEN}{{"name": {json.dumps(c.name)}, "arguments": {c.arguments}}}{CLOSE}' for c in message.tool_calls)
+    return "\n".join([message.content, *calls] if message.content else calls)

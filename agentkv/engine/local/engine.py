@@ -1,0 +1,335 @@
+"""LocalEngine: the embedded engine. One thread computes steps; callers submit from any thread.
+
+Covers: the step, delivery, ends of calls, lifetime. Does not cover: reading a request (`intake.py`), who computes when
+(`batch.py`), where blocks are (`kv/tiers.py`). Read `_step` first: it is the architecture.
+"""
+
+from __future__ import annotations
+
+import atexit
+import threading
+from collections import Counter, deque
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Self
+
+from agentkv.clock import Clock, SystemClock
+from agentkv.core.residency import Move, Receipt, Residency
+from agentkv.core.task import Caller
+from agentkv.engine.base import Chunk, Generation, Request, Stream
+from agentkv.engine.local.batch import Batch, Turn
+from agentkv.engine.local.intake import Intake
+from agentkv.engine.local.loader import LoadedModel
+from agentkv.engine.local.runner import Runner
+from agentkv.engine.local.sampler import choose
+from agentkv.engine.local.sequence import Sequence
+from agentkv.engine.local.sessions import Sessions
+from agentkv.errors import Closed, ConfigError, ModelError
+from agentkv.kv.geometry import BLOCK_TOKENS
+from agentkv.kv.index import root_key
+from agentkv.kv.slab import Slab
+from agentkv.kv.streams import Streams
+from agentkv.kv.tiers import Tiers
+from agentkv.log import failed
+
+_RETRY_S = 0.02
+"""Longest sleep while somebody waits for memory; `on_room` usually wakes us earlier."""
+_RATE_TOKENS = 128
+"""Steps with fewer prompt tokens say little about the prefill rate."""
+_RATE_MEMORY = 0.8
+
+
+class LocalEngine:
+    """A Hugging Face model over tiered KV blocks; see engine/base.py for the protocol.
+
+    `device_memory`, `host_memory` (0: no such tier) and `disk_memory` are bytes; `salt` separates tenants. A context
+    manager; `close()` is idempotent and ends every call with Closed. Raises ConfigError on sizes that cannot work.
+    """
+
+    def __init__(
+        self,
+        model: LoadedModel,
+        *,
+        device_memory: int,
+        host_memory: int,
+        disk: Path | None = None,
+        disk_memory: int = 0,
+        salt: str = "",
+        chunk_tokens: int = 512,
+        max_batch: int = 16,
+        clock: Clock | None = None,
+        streams: Streams | None = None,
+    ) -> None:
+        if chunk_tokens < 1 or max_batch < 1:
+            raise ConfigError(f"chunk_tokens={chunk_tokens} and max_batch={max_batch} must be 1 or more")
+        self.model = model.name
+        self.context_tokens = model.context_tokens
+        self._clock: Clock = clock or SystemClock()
+        slab = None if disk is None else Slab(disk, disk_memory, model.geometry.block_bytes)
+        try:
+            self.tiers = Tiers(
+                geometry=model.geometry,
+                device=str(model.device),
+                device_bytes=device_memory,
+                host_bytes=host_memory,
+                slab=slab,
+                streams=streams,
+                clock=self._clock,
+            )
+        except BaseException:
+            if slab is not None:
+                slab.close()
+            raise
+        self._sessions = Sessions()
+        root = root_key(fingerprint=model.fingerprint, salt=salt)
+        pool_tokens = self.tiers.num_blocks * BLOCK_TOKENS
+        self._intake = Intake(model, self._sessions, root=root, pool_tokens=pool_tokens, clock=self._clock)
+        self._batch = Batch(self.tiers, clock=self._clock, chunk_tokens=chunk_tokens, max_batch=max_batch)
+        self._runner = Runner(model.model, self.tiers.pool)
+        self._arrived: deque[Sequence] = deque()
+        self._counts: Counter[str] = Counter()
+        self._prefill_tokens_s: float | None = None
+        self._wake = threading.Event()
+        self._lock = threading.Lock()
+        self._closing = False
+        self._turns: list[Turn] = []
+        self._step_began_s = 0.0
+        self.tiers.on_room(self._wake.set)
+        atexit.register(self.close)  # a script that forgets to close ends all the same
+        self._thread = threading.Thread(target=self._run, name="agentkv-engine", daemon=True)
+        self._thread.start()
+
+    # -- for callers, any thread
+
+    def submit(self, request: Request) -> Stream:
+        if self._closing:
+            raise Closed("this engine is closed")
+        sequence = self._intake.sequence(request, on_cancel=self._wake.set, forget=self.tiers.drop)
+        with self._lock:
+            if self._closing:
+                raise Closed("this engine is closed")
+            self._arrived.append(sequence)
+        self._wake.set()
+        return sequence.stream
+
+    def count_tokens(self, request: Request) -> int:
+        return self._intake.count_tokens(request)
+
+    def stats(self) -> Mapping[str, Any]:
+        batch = self._batch
+        return {
+            "running": len(batch.running),
+            "loading": len(batch.loading),
+            "waiting": len(batch.waiting) + len(self._arrived),
+            "sessions": self._sessions.count(),
+            "preemptions": batch.preemptions,
+            **{name: self._counts[name] for name in _COUNTED},
+            "prefill_tokens_s": self._prefill_tokens_s,
+            "kv": self.tiers.stats(),
+        }
+
+    def last_session(self, caller: Caller) -> str | None:
+        return self._sessions.last_session(caller)
+
+    def residency(self, session: str) -> Residency | None:
+        return self.tiers.residency(session)
+
+    def apply(self, move: Move, on_receipt: Callable[[Receipt], None] | None = None) -> bool:
+        return self.tiers.apply(move, on_receipt)
+
+    def expect(self, session: str, at_s: float | None) -> None:
+        """When the session is expected back (monotonic seconds; None: unknown)."""
+        self.tiers.expect(session, at_s)
+
+    def finish_task(self, task: str) -> None:
+        self._sessions.finish(task)
+        self.tiers.drop_task(task)
+
+    def close(self) -> None:
+        with self._lock:
+            self._closing = True
+        self._wake.set()
+        if self._thread is not threading.current_thread():
+            self._thread.join()
+        self.tiers.close()
+        atexit.unregister(self.close)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    # -- the engine's thread
+
+    def _run(self) -> None:
+        while not self._closing:
+            self._wake.clear()
+            try:
+                computed = self._step()
+            except Exception as error:
+                self._step_failed(error)
+                continue
+            if not computed:
+                self._wake.wait(_RETRY_S if self._batch.everyone() else None)
+        self._take_in()
+        for sequence in self._batch.everyone():
+            self._abandon(sequence, Closed("the engine was closed during the call"))
+
+    def _step(self) -> bool:
+        """One step of the engine; False if there was nothing to compute."""
+        self._turns = []
+        self._take_in()
+        self._batch.admit()
+        self._turns = self._batch.plan()
+        if not self._turns:
+            return False
+        tokens = self._forward(self._turns)
+        self._deliver(self._turns, tokens)
+        return True
+
+    def _take_in(self) -> None:
+        """New calls in, cancelled ones out."""
+        while self._arrived:
+            self._batch.waiting.append(self._arrived.popleft())
+        for sequence in self._batch.everyone():
+            if sequence.stream.ended:
+                self._counts["cancelled"] += 1
+                self._abandon(sequence, None)
+
+    def _forward(self, turns: list[Turn]) -> list[int | ModelError]:
+        """Compute the step, make its full blocks findable; the chosen token of every turn that samples."""
+        self._step_began_s = self._clock.now_s()
+        spans = [turn.span for turn in turns]
+        choosers = [turn.sequence.chooser for turn in turns if turn.span.sample]
+        fresh = self._batch.take_fresh()
+        results: list[list[int | ModelError] | Exception] = []
+
+        def compute() -> None:
+            try:
+                self._runner.zero(fresh)
+                logits = self._runner.forward(spans)
+                results.append(choose(logits, choosers) if choosers else [])
+            except Exception as error:
+                results.append(error)
+
+        self.tiers.streams.launch(compute)
+        written = self.tiers.streams.record()
+        written.wait()
+        result = results[0]
+        if isinstance(result, Exception):
+            raise result
+        self._batch.commit(turns, written)
+        self._counts["steps"] += 1
+        return result
+
+    def _deliver(self, turns: list[Turn], tokens: list[int | ModelError]) -> None:
+        """Book the step's time, hand out its tokens, end what has ended."""
+        now_s = self._clock.now_s()
+        self._account(turns, now_s)
+        left = iter(tokens)
+        for turn in turns:
+            if not turn.span.sample:
+                continue
+            sequence, token = turn.sequence, next(left)
+            forced = sequence.answer.next_forced
+            if forced is not None:
+                self._add(sequence, forced, now_s)
+            elif isinstance(token, ModelError):
+                self._abandon(sequence, token)
+            else:
+                self._add(sequence, token, now_s)
+
+    def _account(self, turns: list[Turn], now_s: float) -> None:
+        prefill = 0
+        for turn in turns:
+            clock, span, known = turn.sequence.clock, turn.span, turn.sequence.known_tokens
+            if span.start >= turn.sequence.prompt_tokens:
+                clock.spend("decode_s", now_s)
+                continue
+            prefill += len(span.token_ids)
+            again = max(0, min(span.end, known) - span.start)
+            clock.spend("prefill_s", now_s, share=1 - again / len(span.token_ids))
+        self._counts["prefill_tokens"] += prefill
+        self._measure(prefill, len(turns), now_s - self._step_began_s)
+        computing = {id(turn.sequence) for turn in turns}
+        for sequence in self._batch.running:
+            if id(sequence) not in computing:
+                sequence.clock.spend("queued_s", now_s)
+
+    def _measure(self, prefill: int, calls: int, step_s: float) -> None:
+        """Keep the prefill rate, from steps that were mostly prefill; tiers weigh recompute with it."""
+        if prefill < _RATE_TOKENS or calls > prefill or step_s <= 0:
+            return
+        old, new = self._prefill_tokens_s, prefill / step_s
+        self._prefill_tokens_s = new if old is None else _RATE_MEMORY * old + (1 - _RATE_MEMORY) * new
+        self.tiers.prefill_tokens_s = self._prefill_tokens_s
+
+    def _add(self, sequence: Sequence, token: int, now_s: float) -> None:
+        answer, clock = sequence.answer, sequence.clock
+        if clock.first_s is None:
+            clock.first_s = now_s
+            self._batch.hold(sequence)
+        clock.last_s = now_s
+        sequence.ids.append(token)
+        text = answer.add(token)
+        sequence.stream.push(Chunk(text=text, token_ids=(token,)))
+        if answer.reason is not None:
+            self._complete(sequence)
+
+    def _complete(self, sequence: Sequence) -> None:
+        answer, session = sequence.answer, sequence.session
+        rest, calls = answer.finish()
+        if rest:
+            sequence.stream.push(Chunk(text=rest))
+        session.raw_by_call.update((call.id, answer.raw) for call in calls)
+        self._counts["completed"] += 1
+        self._settle(sequence)
+        assert answer.reason is not None
+        sequence.stream.finish(
+            Generation(
+                text=answer.text,
+                raw=answer.raw,
+                token_ids=tuple(answer.token_ids),
+                finish_reason=answer.reason,
+                usage=sequence.usage(),
+                timing=sequence.clock.timing(),
+                tool_calls=calls,
+                session=session.key,
+                model=self.model,
+            )
+        )
+
+    def _abandon(self, sequence: Sequence, error: Exception | None) -> None:
+        """End a call that has no answer; everything it held is free afterwards."""
+        self._settle(sequence)
+        if error is not None:
+            sequence.stream.fail(error)
+
+    def _settle(self, sequence: Sequence) -> None:
+        """What the call computed belongs to its session now; its blocks are unpinned."""
+        session, answer = sequence.session, sequence.answer
+        if sequence.computed:
+            written = sequence.transcript.answered(answer.written, answer.token_ids, self._intake.tokeniser)
+            session.transcript = written
+            session.computed_tokens = sequence.computed
+            self._batch.hold(sequence)
+        self._counts["output_tokens"] += len(answer.token_ids)
+        self._batch.leave(sequence)
+        self._sessions.leave(session)
+        if session.dropped:  # its task was finished meanwhile
+            self.tiers.drop(session.key)
+
+    def _step_failed(self, error: Exception) -> None:
+        """A step that raised ends the calls that took part in it; if it had no plan yet, all of them."""
+        sequences = [turn.sequence for turn in self._turns] or self._batch.everyone()
+        failed("engine_step_failed", error=repr(error), calls=len(sequences))
+        for sequence in sequences:
+            try:
+                self._settle(sequence)
+            except Exception as second:
+                failed("engine_call_not_settled", error=repr(second))
+            sequence.stream.fail(ModelError(f"the model failed while computing: {error!r}"))
+
+
+_COUNTED = ("steps", "completed", "cancelled", "prefill_tokens", "output_tokens")

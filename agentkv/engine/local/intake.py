@@ -1,0 +1,156 @@
+"""Intake: from a Request to a Sequence, in the caller's thread, before anything is started.
+
+Covers: checks, rendering, session choice, tokens, lengths. A request that cannot be answered is refused here, with an
+error that names the field or the numbers.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable
+
+from agentkv.clock import Clock
+from agentkv.engine.base import Request, Sampling, Stream
+from agentkv.engine.local.answer import Answer
+from agentkv.engine.local.chat import Chat, spec_of
+from agentkv.engine.local.loader import LoadedModel
+from agentkv.engine.local.sampler import Chooser
+from agentkv.engine.local.sequence import Clockwork, Sequence, rank_of
+from agentkv.engine.local.sessions import Session, Sessions
+from agentkv.engine.local.tokeniser import MARK, Tokeniser
+from agentkv.engine.local.toolcalls import Gate, OpenGate, TagGate, TemplateGate
+from agentkv.engine.local.transcript import Transcript
+from agentkv.errors import PromptTooLong, RequestInvalid
+from agentkv.kv.index import BlockKey
+
+
+class Intake:
+    """Makes sequences for one engine. Thread-safe."""
+
+    def __init__(
+        self, loaded: LoadedModel, sessions: Sessions, *, root: BlockKey, pool_tokens: int, clock: Clock
+    ) -> None:
+        self._loaded = loaded
+        self._sessions = sessions
+        self._root = root
+        self._pool_tokens = pool_tokens
+        self._clock = clock
+        self._tokeniser = Tokeniser(loaded.tokenizer)
+        self._chat = Chat(loaded.tokenizer, self._tokeniser, loaded.name)
+        self._arrivals = itertools.count()
+
+    @property
+    def tokeniser(self) -> Tokeniser:
+        """The model's tokeniser."""
+        return self._tokeniser
+
+    def count_tokens(self, request: Request) -> int:
+        """Exact input tokens of a request."""
+        _, transcript, _ = self._prompt(request)
+        return len(transcript.ids)
+
+    def sequence(self, request: Request, *, on_cancel: Callable[[], None], forget: Callable[[str], None]) -> Sequence:
+        """The request, checked and ready to be queued. `forget` is told of sessions that had to make way.
+
+        Raises RequestInvalid and its kin; then nothing has happened.
+        """
+        submitted_s = self._clock.now_s()
+        _check_sampling(request.sampling)
+        _check_forced(request.forced_ids, self._loaded.vocabulary)
+        session, transcript, kept = self._prompt(request)
+        max_tokens = self._max_tokens(request, len(transcript.ids))
+        answer = Answer(
+            self._tokeniser,
+            prompt_ids=transcript.ids,
+            eos_ids=self._loaded.eos_ids,
+            max_tokens=max_tokens,
+            stop=request.sampling.stop,
+            forced_ids=request.forced_ids,
+            gate=self._gate(request, transcript.text),
+        )
+        known_tokens = min(kept, session.computed_tokens)
+        chooser = Chooser(request.sampling)
+        ordinal, forgotten = self._sessions.join(session, request.caller)
+        for key in forgotten:
+            forget(key)
+        return Sequence(
+            stream=Stream(on_cancel=on_cancel),
+            session=session,
+            transcript=transcript,
+            answer=answer,
+            chooser=chooser,
+            rank=rank_of(request.priority, ordinal, next(self._arrivals)),
+            root=self._root,
+            ids=list(transcript.ids),
+            known_tokens=known_tokens,
+            clock=Clockwork(submitted_s=submitted_s, mark_s=submitted_s),
+        )
+
+    def _prompt(self, request: Request) -> tuple[Session, Transcript, int]:
+        """(session, the prompt's transcript, how many of its ids were taken over)."""
+        if (request.messages is None) == (request.prompt is None):
+            raise RequestInvalid("give either messages or prompt, exactly one of them", param="messages")
+        task = request.caller.task
+        if request.messages is not None:
+            text = self._chat.render(request.messages, request.tools, lambda id_: self._sessions.raw_of(task, id_))
+        else:
+            text = (request.prompt or "").replace(MARK, "\ufffd")
+        session = self._sessions.choose(request.caller, text, request.session)
+        transcript, kept = session.transcript.extended(text, self._tokeniser, raw=request.prompt is not None)
+        if not transcript.ids:
+            raise RequestInvalid("the prompt is empty: there is nothing to continue", param="prompt")
+        return session, transcript, kept
+
+    def _max_tokens(self, request: Request, prompt_tokens: int) -> int:
+        """How much may be written; raises PromptTooLong with both numbers."""
+        context, pool = self._loaded.context_tokens, self._pool_tokens
+        limit = min(context, pool)
+        wanted = request.sampling.max_tokens
+        if request.forced_ids is not None:
+            wanted = min(len(request.forced_ids), wanted or len(request.forced_ids))
+        needed = prompt_tokens + (wanted or 1)
+        if needed <= limit:
+            return wanted or limit - prompt_tokens
+        what = f"the prompt has {prompt_tokens} tokens" + (f" and max_tokens is {wanted}" if wanted else "")
+        where = f"the model's context of {context}" if context <= pool else f"the device memory's {pool}"
+        advice = "" if context <= pool else " (give more device_memory)"
+        raise PromptTooLong(
+            f"{what}: {needed} tokens do not fit into {where}{advice}", needed_tokens=needed, limit_tokens=limit
+        )
+
+    def _gate(self, request: Request, prompt: str) -> Gate:
+        if not request.tools:
+            return OpenGate()
+        if getattr(self._loaded.tokenizer, "response_template", None):
+            tools = [spec_of(tool) for tool in request.tools]
+            return TemplateGate(self._loaded.tokenizer, prompt=prompt, tools=tools)
+        return TagGate()
+
+
+def _check_sampling(sampling: Sampling) -> None:
+    if sampling.max_tokens is not None and not _is_count(sampling.max_tokens):
+        raise RequestInvalid(f"max_tokens={sampling.max_tokens!r} must be 1 or more", param="max_tokens")
+    if not _is_number(sampling.temperature) or sampling.temperature < 0:
+        raise RequestInvalid(f"temperature={sampling.temperature!r} must be 0 or more", param="temperature")
+    if not _is_number(sampling.top_p) or not 0 < sampling.top_p <= 1:
+        raise RequestInvalid(f"top_p={sampling.top_p!r} must be above 0 and at most 1", param="top_p")
+    if isinstance(sampling.stop, str) or not all(isinstance(stop, str) and stop for stop in sampling.stop):
+        raise RequestInvalid(f"stop={sampling.stop!r} must hold texts that are not empty", param="stop")
+    if sampling.seed is not None and not isinstance(sampling.seed, int):
+        raise RequestInvalid(f"seed={sampling.seed!r} must be a whole number", param="seed")
+
+
+def _check_forced(forced_ids: tuple[int, ...] | None, vocabulary: int) -> None:
+    if forced_ids is None:
+        return
+    if not forced_ids or not all(isinstance(id_, int) and 0 <= id_ < vocabulary for id_ in forced_ids):
+        raise RequestInvalid(f"forced_ids must be one or more ids below {vocabulary}", param="forced_ids")
+
+
+def _is_count(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 1
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)

@@ -1,0 +1,135 @@
+"""Sequence: one call from its arrival to its answer, with the blocks it has and the time it took.
+
+Covers the state and its arithmetic. Who runs when is `batch.py`, what is written is `answer.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass, field
+
+from agentkv.core.task import PriorityClass
+from agentkv.core.usage import Timing, Usage
+from agentkv.engine.base import Stream
+from agentkv.engine.local.answer import Answer
+from agentkv.engine.local.sampler import Chooser
+from agentkv.engine.local.sessions import Session
+from agentkv.engine.local.transcript import Transcript
+from agentkv.kv.geometry import BLOCK_TOKENS
+from agentkv.kv.index import BlockKey, chain_keys
+from agentkv.kv.ticket import Ticket
+
+
+@dataclass(slots=True, kw_only=True)
+class Clockwork:
+    """Where a call's time goes, seconds; the parts never overlap."""
+
+    submitted_s: float
+    mark_s: float
+    """Everything before this moment is accounted for."""
+    queued_s: float = 0.0
+    restore_s: float = 0.0
+    recompute_s: float = 0.0
+    prefill_s: float = 0.0
+    decode_s: float = 0.0
+    first_s: float | None = None
+    last_s: float = 0.0
+
+    def spend(self, part: str, now_s: float, *, share: float = 1.0) -> None:
+        """Book the time since the mark; with `share` < 1 the rest was recompute."""
+        passed_s = max(0.0, now_s - self.mark_s)
+        self.mark_s = now_s
+        setattr(self, part, getattr(self, part) + share * passed_s)
+        self.recompute_s += (1 - share) * passed_s
+
+    def timing(self) -> Timing:
+        """The account as a value."""
+        return Timing(
+            queued_s=self.queued_s,
+            restore_s=self.restore_s,
+            recompute_s=self.recompute_s,
+            prefill_s=self.prefill_s,
+            decode_s=self.decode_s,
+            ttft_s=0.0 if self.first_s is None else self.first_s - self.submitted_s,
+            total_s=self.last_s - self.submitted_s,
+        )
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class Sequence:
+    """One call. `ids` is the prompt and what was generated; `computed` of them have their KV in `blocks`.
+
+    The first `committed` blocks are immutable and known by `keys`. `limit_tokens` is the most that prompt and answer
+    may have. `known_tokens`: so many of the first ids this session had computed before.
+    """
+
+    stream: Stream
+    session: Session
+    transcript: Transcript
+    answer: Answer
+    chooser: Chooser
+    rank: tuple[int, int, int]
+    """(-priority, task's ordinal, arrival): the smaller goes first."""
+    root: BlockKey
+    ids: list[int]
+    known_tokens: int
+    clock: Clockwork
+    model: str = ""
+    computed: int = 0
+    committed: int = 0
+    blocks: list[int] = field(default_factory=list)
+    keys: list[BlockKey] = field(default_factory=list)
+    ticket: Ticket | None = None
+    loaded_from: int = 0
+    """Index of the first block that the ticket brings."""
+    trusted_blocks: int | None = None
+    """After a failed load: take no more blocks than this from the tiers."""
+    cached_tokens: int | None = None
+    """Reused tokens at the first start; None before."""
+
+    @property
+    def prompt_tokens(self) -> int:
+        """Length of the prompt."""
+        return len(self.transcript.ids)
+
+    @property
+    def decoding(self) -> bool:
+        """True when only the last token's KV is missing and that token was generated."""
+        return self.computed == len(self.ids) - 1 and len(self.ids) > self.prompt_tokens
+
+    def reusable_keys(self) -> list[BlockKey]:
+        """Keys of the blocks that may come from the tiers: full ones, and never the last token, which is computed."""
+        self.extend_keys()
+        count = (len(self.ids) - 1) // BLOCK_TOKENS
+        return self.keys[: count if self.trusted_blocks is None else min(count, self.trusted_blocks)]
+
+    def extend_keys(self) -> None:
+        """Keys for all full blocks of `ids`."""
+        done = len(self.keys)
+        if (done + 1) * BLOCK_TOKENS <= len(self.ids):
+            tail = self.ids[done * BLOCK_TOKENS :]
+            self.keys += chain_keys(self.root, tail, self.keys[-1] if self.keys else None)
+
+    def usage(self) -> Usage:
+        """Tokens so far."""
+        return Usage(
+            input_tokens=self.prompt_tokens,
+            cached_tokens=min(self.cached_tokens or 0, self.prompt_tokens),
+            output_tokens=len(self.answer.token_ids),
+            calls=1,
+        )
+
+
+def rank_of(priority: PriorityClass, task_ordinal: int, arrival: int) -> tuple[int, int, int]:
+    """Higher classes first; inside one, the earliest task, then the earliest call."""
+    return (-int(priority), task_ordinal, arrival)
+
+
+def blocks_for(tokens: int) -> int:
+    """Blocks that hold so many tokens."""
+    return -(-tokens // BLOCK_TOKENS)
+
+
+def in_order(sequences: Seq[Sequence]) -> list[Sequence]:
+    """Who goes first."""
+    return sorted(sequences, key=lambda one: one.rank)

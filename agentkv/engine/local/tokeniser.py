@@ -1,0 +1,111 @@
+"""Text to token ids and back, safe from many threads, without control tokens that a user's text spells.
+
+Covers: encoding with borders (where a tail may be tokenised alone), decoding, guarding. Does not cover: chat templates
+(`chat.py`), whose turn it is to be tokenised (`transcript.py`), streaming (`detokenise.py`).
+
+Guarding: text from users and tools that spells a control token, such as "<|im_end|>", is wrapped in MARK (a Unicode
+noncharacter) before the template runs; what is between two marks is tokenised as plain text and the marks vanish. So
+nobody forges a turn by writing its marker.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from agentkv.errors import RequestInvalid, UnsupportedModel
+
+MARK = "\ufdd0"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Encoded:
+    """Token ids of a text. `borders`: (characters, tokens) after each control token: a safe place to cut."""
+
+    ids: list[int]
+    borders: list[tuple[int, int]]
+
+
+class Tokeniser:
+    """A private copy of a model's tokenizer, never changed, hence free of its borrow errors between threads."""
+
+    def __init__(self, tokenizer: Any) -> None:
+        backend = getattr(tokenizer, "backend_tokenizer", None)
+        if backend is None:
+            raise UnsupportedModel("the model's tokenizer is not a fast one (there is no tokenizer.json)")
+        self._tokenizer = type(backend).from_str(backend.to_str())
+        self._tokenizer.no_truncation()
+        self._tokenizer.no_padding()
+        self._literal: Any = None
+        added = self._tokenizer.get_added_tokens_decoder()
+        self._controls = {id_: token.content for id_, token in added.items() if token.special}
+        found = sorted(self._controls.values(), key=len, reverse=True)
+        self._spelled = re.compile("|".join(map(re.escape, found))) if found else None
+        self.plain = self._ids("one two") + self._ids(" three") == self._ids("one two three")
+        """True if a tail that starts with a space tokenises alone as it does in its place (byte-level tokenizers)."""
+
+    def encode(self, text: str, *, param: str = "messages", whole: bool = False) -> Encoded:
+        """Ids of `text`; control tokens outside of marks become control ids.
+
+        `whole`: a raw prompt, which gets what the tokenizer puts around a text (a start token, if it has one).
+        Raises RequestInvalid for text that is no valid Unicode.
+        """
+        check_unicode(text, param)
+        ids: list[int] = []
+        borders: list[tuple[int, int]] = []
+        at = 0
+        for number, part in enumerate(text.split(MARK)):
+            if part and number % 2:
+                ids += self._literally(part)
+            elif part:
+                encoding = self._tokenizer.encode(part, add_special_tokens=whole and at == 0)
+                offsets = encoding.offsets
+                for place, id_ in enumerate(encoding.ids):
+                    if id_ in self._controls and offsets[place][1]:
+                        borders.append((at + offsets[place][1], len(ids) + place + 1))
+                ids += encoding.ids
+            at += len(part) + 1
+        return Encoded(ids=ids, borders=borders)
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Text of ids, without control tokens."""
+        text: str = self._tokenizer.decode(ids, skip_special_tokens=True)
+        return text
+
+    def control(self, token_id: int) -> str | None:
+        """What a control token is written as; None for an ordinary token."""
+        return self._controls.get(token_id)
+
+    def starts_with_control(self, text: str) -> bool:
+        """True if the first token of `text` is a control token."""
+        return self._spelled is not None and self._spelled.match(text) is not None
+
+    def guard(self, text: str) -> str:
+        """`text` with every spelled control token marked as plain text."""
+        text = text.replace(MARK, "\ufffd")
+        return text if self._spelled is None else self._spelled.sub(lambda found: f"{MARK}{found[0]}{MARK}", text)
+
+    def _ids(self, text: str) -> list[int]:
+        ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False).ids
+        return ids
+
+    def _literally(self, text: str) -> list[int]:
+        if self._literal is None:
+            literal = type(self._tokenizer).from_str(self._tokenizer.to_str())
+            literal.encode_special_tokens = True
+            self._literal = literal
+        ids: list[int] = self._literal.encode(text, add_special_tokens=False).ids
+        return ids
+
+
+def check_unicode(text: str, param: str) -> None:
+    """Raise RequestInvalid for half surrogates, which no tokenizer takes."""
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError as error:
+        where = f"character {error.start} is {text[error.start]!r}"
+        raise RequestInvalid(
+            f"the text is not valid Unicode: {where}, half of a surrogate pair", param=param
+        ) from error

@@ -1,0 +1,172 @@
+"""Tool calls in what a model wrote: found while it streams, never shown half, never lost.
+
+Covers: `TagGate` (our convention, <tool_call>{"name": ..., "arguments": {...}}</tool_call>, which many models know and
+the preamble of `chat.py` teaches the others) and `TemplateGate` (transformers' own parser, where a tokenizer brings a
+response template). What is not a valid call stays text.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+OPEN, CLOSE = "<tool_call>", "</tool_call>"
+_DECODER = json.JSONDecoder(strict=False)  # models write raw line ends inside strings
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wanted:
+    """A call that the model asks for; `arguments` is its own JSON text."""
+
+    name: str
+    arguments: str
+
+
+class Gate(Protocol):
+    """Takes the model's text as it comes, passes on what a reader should see."""
+
+    def feed(self, text: str) -> str:
+        """The part that may be shown now."""
+        ...
+
+    def finish(self, *, cut: bool) -> tuple[str, list[Wanted]]:
+        """The rest that may be shown, and the calls. `cut`: the model was stopped by max_tokens.
+
+        If that was inside a call, there are no calls: half of what the model meant is not what it meant.
+        """
+        ...
+
+
+class OpenGate:
+    """Passes everything: for requests without tools."""
+
+    def feed(self, text: str) -> str:
+        return text
+
+    def finish(self, *, cut: bool) -> tuple[str, list[Wanted]]:  # noqa: ARG002  nothing is held
+        return "", []
+
+
+class TagGate:
+    """Our convention. Text before the first call is shown as it comes; from there on it waits for the end."""
+
+    def __init__(self) -> None:
+        self._held = ""
+
+    def feed(self, text: str) -> str:
+        self._held += text
+        at = self._held.find(OPEN)
+        if at < 0:
+            at = len(self._held) - _overlap(self._held)
+        shown, self._held = self._held[:at], self._held[at:]
+        return shown
+
+    def finish(self, *, cut: bool) -> tuple[str, list[Wanted]]:
+        held, self._held = self._held, ""
+        text, calls = parse(held)
+        return (held, []) if cut and OPEN[:-1] in text else (text, calls)
+
+
+class TemplateGate:
+    """transformers' parser for models whose tokenizer carries a response template."""
+
+    def __init__(self, tokenizer: Any, *, prompt: str, tools: list[dict[str, Any]]) -> None:
+        self._parser = tokenizer.get_response_parser(prefix=prompt, tools=tools)
+        self._raw = ""
+        self._shown = ""
+
+    def feed(self, text: str) -> str:
+        self._raw += text
+        return self._visible(self._parser.feed(text))
+
+    def _visible(self, events: list[dict[str, Any]]) -> str:
+        chunks = (e for e in events if e["type"] == "region_chunk" and e.get("field") == "content")
+        text = "".join(e.get("text") or "" for e in chunks)
+        self._shown += text
+        return text
+
+    def finish(self, *, cut: bool) -> tuple[str, list[Wanted]]:
+        if cut:
+            return self._raw.removeprefix(self._shown), []
+        try:
+            message, events = self._parser.finalize()
+            calls = [_wanted(call.get("function", call)) for call in message.get("tool_calls") or []]
+        except (ValueError, KeyError, TypeError, AttributeError):
+            # Not what the template promises: whatever was not shown yet stays text.
+            return self._raw.removeprefix(self._shown), []
+        return self._visible(events), calls
+
+
+def _wanted(call: dict[str, Any]) -> Wanted:
+    arguments = call.get("arguments", {})
+    if not isinstance(arguments, str):
+        arguments = json.dumps(arguments, ensure_ascii=False)
+    return Wanted(name=call["name"], arguments=arguments)
+
+
+def parse(text: str) -> tuple[str, list[Wanted]]:
+    """Text without its valid calls, and these, in order. An invalid or unfinished call stays in the text."""
+    calls: list[Wanted] = []
+    rest: list[str] = []
+    at = 0
+    while (start := text.find(OPEN, at)) >= 0:
+        found = _call(text, start + len(OPEN))
+        if found is None:
+            rest.append(text[at : start + len(OPEN)])
+            at = start + len(OPEN)
+        else:
+            rest.append(text[at:start])
+            wanted, at = found
+            calls.append(wanted)
+    rest.append(text[at:])
+    return ("".join(rest).strip() if calls else text), calls
+
+
+def _call(text: str, at: int) -> tuple[Wanted, int] | None:
+    """The call whose JSON begins at `at`, and where its closing tag ends; None if it is not one."""
+    try:
+        fields, at = _object(text, _skip(text, at))
+        at = _skip(text, at)
+    except (ValueError, IndexError, RecursionError):
+        return None
+    name = fields.get("name", ("", None))[1]
+    arguments, value = fields.get("arguments", ("{}", {}))
+    if not text.startswith(CLOSE, at) or not isinstance(name, str) or not name or not isinstance(value, dict):
+        return None
+    return Wanted(name=name, arguments=arguments), at + len(CLOSE)
+
+
+def _object(text: str, at: int) -> tuple[dict[str, tuple[str, Any]], int]:
+    """Top-level fields of a JSON object, each with its own text byte for byte. Raises ValueError."""
+    fields: dict[str, tuple[str, Any]] = {}
+    if text[at] != "{":
+        raise ValueError("not an object")
+    at = _skip(text, at + 1)
+    while text[at] != "}":
+        if text[at] != '"':
+            raise ValueError("not a field name")
+        name, at = _DECODER.raw_decode(text, at)
+        at = _skip(text, at)
+        if text[at] != ":":
+            raise ValueError("a field without a value")
+        start = _skip(text, at + 1)
+        value, at = _DECODER.raw_decode(text, start)
+        fields[name] = (text[start:at], value)
+        at = _skip(text, at)
+        if text[at] == ",":
+            at = _skip(text, at + 1)
+        elif text[at] != "}":
+            raise ValueError("fields without a comma between them")
+    return fields, at + 1
+
+
+def _skip(text: str, at: int) -> int:
+    while at < len(text) and text[at] in " \t\r\n":
+        at += 1
+    return at
+
+
+def _overlap(text: str) -> int:
+    """Length of the longest end of `text` that begins the opening tag."""
+    return next((n for n in range(min(len(text), len(OPEN) - 1), 0, -1) if OPEN.startswith(text[-n:])), 0)
