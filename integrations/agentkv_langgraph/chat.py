@@ -14,7 +14,6 @@ from langchain_core.callbacks import AsyncCallbackManagerForLLMRun, CallbackMana
 from langchain_core.language_models import BaseChatModel, LanguageModelInput
 from langchain_core.language_models.base import LangSmithParams
 from langchain_core.messages import AIMessage, AIMessageChunk, BaseMessage
-from langchain_core.messages.tool import tool_call_chunk
 from langchain_core.outputs import ChatGeneration, ChatGenerationChunk, ChatResult
 from langchain_core.runnables import Runnable, RunnableConfig
 from pydantic import ConfigDict, Field
@@ -23,7 +22,7 @@ from agentkv.core.task import UNATTRIBUTED
 from agentkv.engine.base import Chunk, Generation, Request, Sampling
 from agentkv.errors import ConfigError
 from agentkv_langgraph.caller import caller_of_metadata, named_in_metadata
-from agentkv_langgraph.messages import to_ai_message, to_messages, to_tools, turn_fields
+from agentkv_langgraph.messages import to_ai_message, to_call_chunks, to_messages, to_tools, turn_fields
 
 _SAMPLING = ("max_tokens", "temperature", "top_p", "seed")
 _PER_CALL = {*_SAMPLING, "stop", "tools", "tool_choice", "session", "stream", "stream_usage"}
@@ -209,12 +208,10 @@ def _chunk(piece: Chunk) -> ChatGenerationChunk:
 
 
 def _last_chunk(generation: Generation) -> ChatGenerationChunk:
-    calls = [
-        tool_call_chunk(name=call.name, args=call.arguments, id=call.id, index=index)
-        for index, call in enumerate(generation.tool_calls)
-    ]
     fields = turn_fields(generation)
     return ChatGenerationChunk(
-        message=AIMessageChunk(content="", tool_call_chunks=calls, chunk_position="last", **fields),
+        message=AIMessageChunk(
+            content="", tool_call_chunks=to_call_chunks(generation), chunk_position="last", **fields
+        ),
         generation_info={"finish_reason": generation.finish_reason},
     )

@@ -13,7 +13,7 @@ from dataclasses import asdict
 from typing import Any
 
 from langchain_core.messages import AIMessage, BaseMessage, ChatMessage, HumanMessage, SystemMessage, ToolMessage
-from langchain_core.messages.tool import invalid_tool_call, tool_call
+from langchain_core.messages.tool import ToolCallChunk, invalid_tool_call, tool_call, tool_call_chunk
 from langchain_core.utils.function_calling import convert_to_openai_tool
 
 from agentkv.core.message import ROLES, Message, Role, ToolCall, ToolSpec
@@ -83,7 +83,9 @@ def _to_turn(message: AIMessage, text: str) -> Message:
         for call in message.tool_calls
     ]
     calls += [
-        ToolCall(id=call["id"] or "", name=call["name"] or "", arguments=call["args"] or "")
+        ToolCall(
+            id=call["id"] or "", name=call["name"] or "", arguments=written.get(call["id"] or "", call["args"] or "")
+        )
         for call in message.invalid_tool_calls
     ]
     raw = message.additional_kwargs.get(RAW)
@@ -142,6 +144,19 @@ def turn_fields(generation: Generation) -> dict[str, Any]:
             "agentkv": told,
         },
     }
+
+
+def to_call_chunks(generation: Generation) -> list[ToolCallChunk]:
+    """The calls of a streamed answer's last chunk.
+
+    LangChain completes half a JSON object there, so that a call cut short would come out as a valid one with fewer
+    arguments. Such a text is handed over as a JSON string, which is no object: it stays an invalid call.
+    """
+    chunks = []
+    for index, call in enumerate(generation.tool_calls):
+        args = call.arguments if _parsed(call.arguments) is not None else json.dumps(call.arguments, ensure_ascii=False)
+        chunks.append(tool_call_chunk(name=call.name, args=args, id=call.id, index=index))
+    return chunks
 
 
 def to_ai_message(generation: Generation) -> AIMessage:

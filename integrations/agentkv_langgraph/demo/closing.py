@@ -7,10 +7,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from rich import box
 from rich.table import Table
 
 from agentkv.budget.bill import Bill
-from agentkv.units import format_bytes, format_seconds
+from agentkv.units import MIB, format_seconds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,28 +33,29 @@ class Outcome:
 
 
 def closing_table(run: Outcome, replay: Outcome | None) -> Table:
-    """The closing table; with `replay` also what each task's resumes cost with offload off."""
-    table = Table(title="Closing table", title_justify="left")
-    table.add_column("task", no_wrap=True)
+    """The closing table, narrow enough for 80 columns; with `replay` also what each task's resumes cost without tiers."""
+    table = Table(title="Closing table", title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
+    table.add_column("task")
     table.add_column("tools", justify="right")
-    table.add_column("resume stall\nmedian / max", justify="right", no_wrap=True)
+    table.add_column("resume stall\nmedian/max ms", justify="right")
     if replay is not None:
-        table.add_column("recomputed\nmedian / max", justify="right", no_wrap=True)
-    table.add_column("moved to\nhost / disk / device", justify="right", no_wrap=True)
-    for part in ("tools", "prefill", "decode", "stalls"):
-        table.add_column(part, justify="right", no_wrap=True)
-    for title, bill in run.bills.items():
-        cells = [title, str(len(bill.tools)), _stalls(bill.resume_stalls_s)]
-        if replay is not None:
-            cells.append(_stalls(replay.bills[title].resume_stalls_s))
-        table.add_row(*cells, _moved([bill]), *_times([bill]))
+        table.add_column("recomputed\nmedian/max ms", justify="right")
+    table.add_column("moved, MiB\nhost/disk/back", justify="right")
+    table.add_column("time, s\ntools/prefill/decode/stall", justify="right")
     everyone = list(run.bills.values())
-    cells = ["all", str(sum(len(bill.tools) for bill in everyone)), _stalls(run.stalls_s)]
-    if replay is not None:
-        cells.append(_stalls(replay.stalls_s))
+    for title, bill in run.bills.items():
+        again = None if replay is None else replay.bills[title].resume_stalls_s
+        table.add_row(*_cells(title, [bill], bill.resume_stalls_s, again))
     table.add_section()
-    table.add_row(*cells, _moved(everyone), *_times(everyone))
+    again = None if replay is None else replay.stalls_s
+    table.add_row(*_cells("all", everyone, run.stalls_s, again))
     return table
+
+
+def _cells(title: str, bills: Sequence[Bill], stalls_s: Sequence[float], again_s: Sequence[float] | None) -> list[str]:
+    tools = str(sum(len(bill.tools) for bill in bills))
+    recomputed = [] if again_s is None else [_stalls(again_s)]
+    return [title, tools, _stalls(stalls_s), *recomputed, _moved(bills), _times(bills)]
 
 
 def comparison(run: Outcome, replay: Outcome) -> str:
@@ -90,15 +92,15 @@ def _outcome_json(outcome: Outcome) -> dict[str, Any]:
 def _stalls(stalls_s: Sequence[float]) -> str:
     if not stalls_s:
         return "-"
-    return f"{format_seconds(statistics.median(stalls_s))} / {format_seconds(max(stalls_s))}"
+    return f"{statistics.median(stalls_s) * 1000:.0f}/{max(stalls_s) * 1000:.0f}"
 
 
 def _moved(bills: Sequence[Bill]) -> str:
     sizes = [sum(bill.moved[tier].size_bytes for bill in bills) for tier in ("host", "disk", "device")]
-    return " / ".join(format_bytes(size) for size in sizes)
+    return "/".join(f"{size / MIB:.0f}" for size in sizes)
 
 
-def _times(bills: Sequence[Bill]) -> list[str]:
+def _times(bills: Sequence[Bill]) -> str:
     spans = [bill.spans for bill in bills]
     parts = (
         sum(span.tools_s for span in spans),
@@ -106,4 +108,4 @@ def _times(bills: Sequence[Bill]) -> list[str]:
         sum(span.decode_s for span in spans),
         sum(span.queued_s + span.restore_s + span.recompute_s for span in spans),
     )
-    return [format_seconds(part) for part in parts]
+    return "/".join(f"{part:.1f}" for part in parts)

@@ -1,24 +1,23 @@
-"""`agentkv demo`: options, exit codes and the order of the show. The run itself is `scene.py`."""
+"""`agentkv demo`: options, exit codes and the order of the show.
+
+The run itself is `scene.py`, which loads LangGraph only when the command is run.
+"""
 
 from __future__ import annotations
 
 import json
 import os
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 from platformdirs import user_cache_path
 from rich.console import Console
 
-from agentkv import AgentKV
-from agentkv.core.residency import Policy
-from agentkv.errors import ConfigError
-from agentkv.units import format_bytes, format_seconds, parse_bytes
+from agentkv.units import format_seconds
 from agentkv_langgraph.demo.closing import Outcome, closing_table, comparison, to_json
-from agentkv_langgraph.demo.scene import MakeKV, Settings, perform, perform_again, workshop
+from agentkv_langgraph.demo.settings import Memory, Settings
 
-OFF = ("none", "off", "0")
 INTERRUPTED = 130
 
 
@@ -80,46 +79,12 @@ def demo(
         raise typer.Exit(1)
 
 
-class Memory:
-    """The sizes of the three tiers; host and disk may be off. Raises ConfigError for what is no size."""
-
-    def __init__(self, device: str, host: str, disk: str | None) -> None:
-        self.device_bytes = parse_bytes(device, option="--device-memory")
-        self.host_bytes = None if host.lower() in OFF else parse_bytes(host, option="--host-memory")
-        self.has_disk = self.host_bytes is not None and not (disk is not None and disk.lower() in OFF)
-        self.disk = Path(disk) if disk is not None and self.has_disk else None
-        if disk is not None and self.disk is None and disk.lower() not in OFF:
-            raise ConfigError(
-                "--disk needs the host tier, through which its blocks travel; leave out --host-memory none"
-            )
-
-    def __str__(self) -> str:
-        host = "off" if self.host_bytes is None else format_bytes(self.host_bytes)
-        disk = "off" if not self.has_disk else str(self.disk or "a temporary folder")
-        return f"device {format_bytes(self.device_bytes)}, host {host}, disk {disk}"
-
-    def maker(self, model: str, folder: Path, console: Console) -> MakeKV:
-        """Makes the AgentKV of each run; without tiers the device alone is as large as before."""
-        disk = (self.disk or folder / "disk") if self.has_disk else None
-
-        def make(*, tiers: bool, policy: Policy) -> Any:
-            return AgentKV.local(
-                model,
-                device_memory=self.device_bytes,
-                host_memory=self.host_bytes if tiers else None,
-                disk=disk if tiers else None,
-                policy=policy,
-                ledger=None if tiers else "memory",
-                progress=lambda sentence: console.print(sentence, style="dim"),
-            )
-
-        return make
-
-
 def _show(
     console: Console, settings: Settings, memory: Memory, *, model: str, compare: bool, json_file: Path | None
 ) -> str:
     """The whole show. Returns why it failed, "" if it did not."""
+    from agentkv_langgraph.demo.scene import perform, perform_again, workshop
+
     console.print(
         f"{settings.tasks} tasks of {settings.turns} tool calls each on {model}; {memory}.\n"
         f"The ladder of this demo is scaled to a small model and short tools: waits below {settings.keep_s:g} s stay on "

@@ -9,7 +9,7 @@ import shutil
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -19,7 +19,6 @@ from typing import Any
 from rich.console import Console
 
 from agentkv.budget.limits import Budget
-from agentkv.core.residency import Policy
 from agentkv.engine.base import Request
 from agentkv.policy import make_policy
 from agentkv_langgraph.chat import ChatAgentKV
@@ -29,6 +28,7 @@ from agentkv_langgraph.demo.graph import build_graph, first_state
 from agentkv_langgraph.demo.project import Project, sample_project, user_project
 from agentkv_langgraph.demo.record import Recorder, Step, replay_task
 from agentkv_langgraph.demo.runner import Crew, run_task
+from agentkv_langgraph.demo.settings import MakeKV, Settings
 from agentkv_langgraph.demo.tools import clip, run_tool
 from agentkv_langgraph.demo.view import watch
 from agentkv_langgraph.demo.worklist import goal, work_list
@@ -37,29 +37,6 @@ ANSWER_TOKENS = 48
 OUTPUT_TOKENS = 384
 _LISTED_FILES = 30
 _JOIN_S = 30.0
-
-MakeKV = Callable[..., Any]
-"""Makes the AgentKV of a run: `make(tiers=True, policy=...)`."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Settings:
-    """What the command line asks for."""
-
-    tasks: int
-    turns: int
-    repo: Path | None
-    budget_tokens: int
-    seed: int
-    keep_s: float
-    host_s: float
-    drop_tokens: int
-    tool_timeout_s: float
-
-    @property
-    def policy(self) -> Policy:
-        """The ladder, scaled to a small model and short tools."""
-        return make_policy("ladder", keep_s=self.keep_s, host_s=self.host_s, drop_tokens=self.drop_tokens)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

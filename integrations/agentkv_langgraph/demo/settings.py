@@ -1,0 +1,76 @@
+"""What the command line asks for: the work, the ladder, and the sizes of the tiers. Loads no framework."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from agentkv import AgentKV
+from agentkv.core.residency import Policy
+from agentkv.errors import ConfigError
+from agentkv.policy import make_policy
+from agentkv.units import format_bytes, parse_bytes
+
+OFF = ("none", "off", "0")
+MakeKV = Callable[..., Any]
+"""Makes the AgentKV of a run: `make(tiers=True, policy=...)`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """What the command line asks for."""
+
+    tasks: int
+    turns: int
+    repo: Path | None
+    budget_tokens: int
+    seed: int
+    keep_s: float
+    host_s: float
+    drop_tokens: int
+    tool_timeout_s: float
+
+    @property
+    def policy(self) -> Policy:
+        """The ladder, scaled to a small model and short tools."""
+        return make_policy("ladder", keep_s=self.keep_s, host_s=self.host_s, drop_tokens=self.drop_tokens)
+
+
+class Memory:
+    """The sizes of the three tiers; host and disk may be off. Raises ConfigError for what is no size."""
+
+    def __init__(self, device: str, host: str, disk: str | None) -> None:
+        self.device_bytes = parse_bytes(device, option="--device-memory")
+        self.host_bytes = None if host.lower() in OFF else parse_bytes(host, option="--host-memory")
+        self.has_disk = self.host_bytes is not None and not (disk is not None and disk.lower() in OFF)
+        self.disk = Path(disk) if disk is not None and self.has_disk else None
+        if disk is not None and self.disk is None and disk.lower() not in OFF:
+            raise ConfigError(
+                "--disk needs the host tier, through which its blocks travel; leave out --host-memory none"
+            )
+
+    def __str__(self) -> str:
+        host = "off" if self.host_bytes is None else format_bytes(self.host_bytes)
+        disk = "off" if not self.has_disk else str(self.disk or "a temporary folder")
+        return f"device {format_bytes(self.device_bytes)}, host {host}, disk {disk}"
+
+    def maker(self, model: str, folder: Path, console: Console) -> MakeKV:
+        """Makes the AgentKV of each run; without tiers the device alone is as large as before."""
+        disk = (self.disk or folder / "disk") if self.has_disk else None
+
+        def make(*, tiers: bool, policy: Policy) -> Any:
+            return AgentKV.local(
+                model,
+                device_memory=self.device_bytes,
+                host_memory=self.host_bytes if tiers else None,
+                disk=disk if tiers else None,
+                policy=policy,
+                ledger=None if tiers else "memory",
+                progress=lambda sentence: console.print(sentence, style="dim"),
+            )
+
+        return make

@@ -1,0 +1,233 @@
+"""`kv.attach(graph)`: hints and bill of a graph that contains no line of ours."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from typing import Any
+
+import pytest
+from langchain_core.caches import InMemoryCache
+from langchain_core.language_models import GenericFakeChatModel
+from langchain_core.messages import AIMessage
+from langchain_core.tools import tool
+from langgraph.checkpoint.memory import InMemorySaver
+from langgraph.graph import START, MessagesState, StateGraph
+from langgraph.prebuilt import ToolNode
+from langgraph.types import Command, interrupt
+
+from agentkv import Budget, BudgetExceeded
+from agentkv.core.hint import HintKind, ToolStatus
+from agentkv_langgraph import AgentKVCallback, ChatAgentKV
+
+
+@tool
+def shell(cmd: str) -> str:
+    """Run a command."""
+    if cmd == "fail":
+        raise OSError("no")
+    if cmd == "ask":
+        return str(interrupt("sure?"))
+    return cmd
+
+
+@tool
+async def sleeper() -> str:
+    """Sleep."""
+    await asyncio.sleep(60)
+    return "slept"
+
+
+def calling(*cmds: str) -> AIMessage:
+    calls = [{"name": "shell", "args": {"cmd": cmd}, "id": f"call-{n}"} for n, cmd in enumerate(cmds)]
+    return AIMessage("", tool_calls=calls)
+
+
+def tools_graph(*tools: Any, **options: Any) -> Any:
+    graph = StateGraph(MessagesState)
+    graph.add_node("tools", ToolNode(list(tools), **options))
+    graph.add_edge(START, "tools")
+    return graph.compile(checkpointer=InMemorySaver())
+
+
+def model_graph(model: Any) -> Any:
+    def talk(state: MessagesState) -> MessagesState:
+        return {"messages": [model.invoke(state["messages"])]}
+
+    graph = StateGraph(MessagesState)
+    graph.add_node(talk)
+    graph.add_edge(START, "talk")
+    return graph.compile()
+
+
+def told(hints: list[Any]) -> list[tuple[str, ToolStatus]]:
+    return [(hint.call.call_id, hint.call.status) for hint in hints if hint.call is not None]
+
+
+CONFIG = {"configurable": {"thread_id": "t"}}
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+def test_tool_calls_are_told_by_their_id_with_task_node_and_command(kv, hints, is_async) -> None:
+    """Two parallel calls of one message are two calls; arguments stay out."""
+    app = kv.attach(tools_graph(shell))
+    given = {"messages": [calling("pytest -q --secret", "ruff check")]}
+    if is_async:
+        asyncio.run(app.ainvoke(given, CONFIG))
+    else:
+        app.invoke(given, CONFIG)
+    assert {"call-0": 2, "call-1": 2} == {key: len(list(rows)) for key, rows in _by_call(hints)}
+    assert {("t", "tools", "shell", "pytest"), ("t", "tools", "shell", "ruff")} == {
+        (hint.task, hint.node, hint.call.tool, hint.call.command) for hint in hints
+    }
+    assert "secret" not in repr(hints)
+    assert ["succeeded"] * 2 == [row.status for row in kv.report("t").tools]
+
+
+def _by_call(hints: list[Any]) -> Any:
+    ordered = sorted(hints, key=lambda hint: hint.call.call_id)
+    return [(key, list(rows)) for key, rows in itertools.groupby(ordered, key=lambda hint: hint.call.call_id)]
+
+
+def test_a_failing_tool_is_told_as_failed_whether_its_error_is_handled_or_not(kv, hints) -> None:
+    """handle_tool_errors changes what the model sees, not what happened."""
+    kv.attach(tools_graph(shell, handle_tool_errors=True)).invoke({"messages": [calling("fail")]}, CONFIG)
+    with pytest.raises(OSError):
+        kv.attach(tools_graph(shell, handle_tool_errors=False)).invoke({"messages": [calling("fail")]}, CONFIG)
+    assert [("call-0", ToolStatus.RUNNING), ("call-0", ToolStatus.FAILED)] * 2 == told(hints)
+    assert [HintKind.TOOL_START, HintKind.TOOL_ERROR] * 2 == [hint.kind for hint in hints]
+
+
+def test_an_interrupted_tool_is_told_as_paused_and_starts_again(kv, hints) -> None:
+    """The graph pauses and resumes as without us."""
+    app = kv.attach(tools_graph(shell, handle_tool_errors=True))
+    assert "__interrupt__" in app.invoke({"messages": [calling("ask")]}, CONFIG)
+    assert "yes" == app.invoke(Command(resume="yes"), CONFIG)["messages"][-1].text
+    expected = [ToolStatus.RUNNING, ToolStatus.PAUSED, ToolStatus.RUNNING, ToolStatus.SUCCEEDED]
+    assert [("call-0", status) for status in expected] == told(hints)
+
+
+async def test_a_cancelled_tool_is_told_once_as_cancelled(kv, hints) -> None:
+    """The caller gives up while the tool runs."""
+    app = kv.attach(tools_graph(sleeper))
+    call = AIMessage("", tool_calls=[{"name": "sleeper", "args": {}, "id": "call-0"}])
+    run = asyncio.create_task(app.ainvoke({"messages": [call]}, CONFIG))
+    while not hints:
+        await asyncio.sleep(0.005)
+    run.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await run
+    assert [("call-0", ToolStatus.RUNNING), ("call-0", ToolStatus.CANCELLED)] == told(hints)
+
+
+def test_a_tool_called_outside_of_a_tool_node_is_told_too(kv, hints) -> None:
+    """A plain node that calls a tool needs no change either."""
+
+    def node(state: MessagesState) -> MessagesState:
+        return {"messages": [shell.invoke({"cmd": "ls"})]}
+
+    graph = StateGraph(MessagesState)
+    graph.add_node(node)
+    graph.add_edge(START, "node")
+    kv.attach(graph.compile()).invoke({"messages": []}, CONFIG)
+    assert [ToolStatus.RUNNING, ToolStatus.SUCCEEDED] == [status for _, status in told(hints)]
+    assert {"ls"} == {hint.call.command for hint in hints}
+
+
+USED = {
+    "input_tokens": 10,
+    "output_tokens": 4,
+    "total_tokens": 14,
+    "input_token_details": {"cache_read": 6, "audio": 1},
+}
+
+
+def foreign(*, cache: Any = None, usage: Any = USED) -> GenericFakeChatModel:
+    answers = (
+        AIMessage("hi", usage_metadata=usage, response_metadata={"model_name": "gpt-x"}, id=f"m{n}")
+        for n in itertools.count()
+    )
+    return GenericFakeChatModel(messages=answers, cache=cache, disable_streaming=True)
+
+
+def test_a_foreign_models_usage_is_billed_to_the_task(kv) -> None:
+    """Input, cached and output tokens, with the model's name."""
+    kv.attach(model_graph(foreign())).invoke({"messages": ["a"]}, CONFIG)
+    bill = kv.report("t")
+    assert (10, 6, 4) == (bill.usage.input_tokens, bill.usage.cached_tokens, bill.usage.output_tokens)
+    assert [("gpt-x", "talk")] == [(call.model, call.node) for call in bill.calls]
+
+
+def test_our_own_models_calls_are_not_billed_twice(kv) -> None:
+    """With the callback attached the bill is what it is without it."""
+    model_graph(ChatAgentKV(kv)).invoke({"messages": ["a"]}, {"configurable": {"thread_id": "plain"}})
+    kv.attach(model_graph(ChatAgentKV(kv))).invoke({"messages": ["a"]}, CONFIG)
+    plain, attached = kv.report("plain").usage, kv.report("t").usage
+    assert (plain.input_tokens, plain.output_tokens, 1) == (attached.input_tokens, attached.output_tokens, attached.calls)
+
+
+def test_an_answer_from_langchains_cache_costs_nothing(kv) -> None:
+    """Two equal calls, one on the wire."""
+    app = kv.attach(model_graph(foreign(cache=InMemoryCache())))
+    app.invoke({"messages": ["a"]}, CONFIG)
+    app.invoke({"messages": ["a"]}, CONFIG)
+    assert (1, 14) == (kv.report("t").usage.calls, kv.report("t").usage.total_tokens)
+
+
+def test_a_run_without_a_name_has_one_bill_for_both_kinds_of_calls(kv) -> None:
+    """Root run id: what the callback sees and what our own model sees agree."""
+    seen = []
+
+    def both(state: MessagesState) -> MessagesState:
+        ours, theirs = ChatAgentKV(kv).invoke("a"), foreign().invoke("a")
+        seen.append(kv.caller().task)
+        return {"messages": [ours, theirs]}
+
+    graph = StateGraph(MessagesState)
+    graph.add_node(both)
+    graph.add_edge(START, "both")
+    kv.attach(graph.compile()).invoke({"messages": []})
+    assert 2 == kv.report(seen[0]).usage.calls
+
+
+def test_an_answer_without_usage_is_no_error(kv) -> None:
+    """It is counted as missing, not invented."""
+    kv.attach(model_graph(foreign(usage=None))).invoke({"messages": ["a"]}, CONFIG)
+    assert 0 == kv.report("t").usage.total_tokens
+
+
+def test_a_tool_call_budget_stops_the_run(kv) -> None:
+    """BudgetExceeded is the one thing that the callback lets out."""
+    app = kv.attach(tools_graph(shell, handle_tool_errors=False))
+    with kv.task("small", budget=Budget(tool_calls=1)), pytest.raises(BudgetExceeded):
+        app.invoke({"messages": [calling("a", "b")]}, CONFIG)
+
+
+def test_nothing_is_kept_of_runs_that_are_over(kv) -> None:
+    """Ten runs leave the callback as empty as it was."""
+    callback = AgentKVCallback(kv)
+    app = tools_graph(shell).with_config(callbacks=[callback])
+    for number in range(10):
+        app.invoke({"messages": [calling("a")]}, {"configurable": {"thread_id": str(number)}})
+    assert ({}, {}, {}) == (callback._roots, callback._tools, callback._models)
+
+
+def test_a_runtime_that_fails_does_not_reach_the_agent() -> None:
+    """Hints and reports fail into a log line."""
+
+    class Broken:
+        def caller(self) -> Any:
+            from agentkv.core.task import Caller
+
+            return Caller(task="t")
+
+        def tool(self, *_: Any, **__: Any) -> Any:
+            raise OSError("broken")
+
+        def record_call(self, **_: Any) -> None:
+            raise OSError("broken")
+
+    callback = AgentKVCallback(Broken())
+    answer = tools_graph(shell).with_config(callbacks=[callback]).invoke({"messages": [calling("a")]}, CONFIG)
+    assert "a" == answer["messages"][-1].text
+    model_graph(foreign()).with_config(callbacks=[callback]).invoke({"messages": ["a"]}, CONFIG)

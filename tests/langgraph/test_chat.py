@@ -1,0 +1,313 @@
+"""ChatAgentKV: what reaches the engine, what comes back, and that both survive a checkpoint."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import json
+import subprocess
+import sys
+import textwrap
+import threading
+
+import pytest
+from langchain_core.caches import InMemoryCache
+from langchain_core.messages import (
+    AIMessage,
+    ChatMessage,
+    FunctionMessage,
+    HumanMessage,
+    SystemMessage,
+    ToolMessage,
+)
+from langchain_core.tools import tool
+from langgraph.graph import START, MessagesState, StateGraph
+
+from agentkv import Budget, BudgetExceeded, Message, ScriptedEngine, ToolCall
+from agentkv.engine.script import Reply
+from agentkv.errors import ConfigError, GenerationCancelled, RequestInvalid
+from agentkv_langgraph import ChatAgentKV
+
+
+@tool
+def weather(city: str, days: int = 1) -> str:
+    """The weather of a city."""
+    return f"{city} {days}"
+
+
+CALL = ToolCall(id="call-1", name="weather", arguments='{ "city":"Köln",  "days": 1.0 }')
+BAD = ToolCall(id="call-2", name="weather", arguments='{"city": ')
+
+
+async def collected(stream):
+    return [chunk async for chunk in stream]
+
+
+WAYS = {
+    "invoke": lambda model, messages: model.invoke(messages),
+    "ainvoke": lambda model, messages: asyncio.run(model.ainvoke(messages)),
+    "stream": lambda model, messages: sum_of(model.stream(messages)),
+    "astream": lambda model, messages: sum_of(asyncio.run(collected(model.astream(messages)))),
+}
+
+
+def sum_of(chunks):
+    first, *rest = chunks
+    for chunk in rest:
+        first = first + chunk
+    return first
+
+
+@pytest.mark.parametrize("way", WAYS.values(), ids=WAYS)
+def test_every_way_to_call_gives_the_same_answer_usage_and_metadata(make_kv, way) -> None:
+    """Text, tokens with the cached ones, model, finish reason, session and timing."""
+    kv = make_kv(["one two three", "four"])
+    model = ChatAgentKV(kv)
+    first = way(model, [SystemMessage("be brief"), HumanMessage("count please")])
+    second = way(model, [SystemMessage("be brief"), HumanMessage("count please"), first, HumanMessage("more")])
+    assert "one two three" == first.text
+    usage = first.usage_metadata
+    assert 3 == usage["output_tokens"]
+    assert usage["input_tokens"] + 3 == usage["total_tokens"]
+    assert 0 == usage["input_token_details"]["cache_read"]
+    assert 0 < second.usage_metadata["input_token_details"]["cache_read"] < second.usage_metadata["input_tokens"]
+    about = first.response_metadata
+    assert ("scripted", "stop") == (about["model_name"], about["finish_reason"])
+    assert about["agentkv"]["session"]
+    assert about["agentkv"]["timing"]["total_s"] >= 0
+    json.dumps([first.response_metadata, first.additional_kwargs, first.usage_metadata])
+
+
+@pytest.mark.parametrize("way", WAYS.values(), ids=WAYS)
+def test_tool_calls_come_back_parsed_and_broken_ones_are_kept(make_kv, way) -> None:
+    """A call whose arguments are no JSON object does not disappear."""
+    kv = make_kv([Reply(text="Let me see.", tool_calls=(CALL, ToolCall(id="call-2", name="weather", arguments="[1]")))])
+    answer = way(ChatAgentKV(kv).bind_tools([weather]), "weather?")
+    assert [("call-1", {"city": "Köln", "days": 1})] == [(c["id"], c["args"]) for c in answer.tool_calls]
+    assert [("call-2", "[1]")] == [(c["id"], c["args"].strip('"')) for c in answer.invalid_tool_calls]
+    assert "Let me see." == answer.text
+    assert "tool_calls" == answer.response_metadata["finish_reason"]
+
+
+@pytest.mark.parametrize("way", WAYS.values(), ids=WAYS)
+def test_a_turn_is_sent_again_byte_for_byte(make_kv, way) -> None:
+    """Odd spacing, floats and broken arguments of the model's own JSON survive the round trip."""
+    kv = make_kv([Reply(text="", tool_calls=(CALL, BAD)), "done"])
+    model = ChatAgentKV(kv)
+    answer = way(model, "weather?")
+    assert ["call-2"] == [call["id"] for call in answer.invalid_tool_calls]
+    model.invoke([HumanMessage("weather?"), answer, ToolMessage("rain", tool_call_id="call-1")])
+    sent = kv.engine.requests[1].messages
+    assert {CALL.arguments, BAD.arguments} == {call.arguments for call in sent[1].tool_calls}
+    assert Message(role="tool", content="rain", tool_call_id="call-1") == sent[2]
+
+
+def test_an_edited_turn_is_sent_as_edited(make_kv) -> None:
+    """What a person or a middleware changed is not undone by the remembered raw text."""
+    kv = make_kv([Reply(text="", tool_calls=(CALL,)), "some answer", "done"])
+    model = ChatAgentKV(kv)
+    called = model.invoke("weather?")
+    called.tool_calls[0]["args"] = {"city": "Bonn"}
+    said = model.invoke("hm?")
+    said.content = "[removed]"
+    model.invoke([HumanMessage("x"), called, ToolMessage("rain", tool_call_id="call-1"), said])
+    sent = kv.engine.requests[2].messages
+    assert '{"city": "Bonn"}' == sent[1].tool_calls[0].arguments
+    assert "[removed]" == sent[3].content
+
+
+def test_messages_of_all_kinds_are_carried_over(make_kv) -> None:
+    """Roles, names, lists of text blocks, and an assistant turn's own blocks."""
+    kv = make_kv(["ok"])
+    ChatAgentKV(kv).invoke([
+        SystemMessage("s"),
+        HumanMessage(["a", {"type": "text", "text": "b"}], name="ann"),
+        ChatMessage("c", role="user"),
+        AIMessage([{"type": "reasoning", "reasoning": "hm"}, {"type": "text", "text": "d"}]),
+        ToolMessage([{"type": "text", "text": "e"}, "f"], tool_call_id="t", name="weather"),
+    ])  # fmt: skip
+    assert (
+        Message(role="system", content="s"),
+        Message(role="user", content="ab", name="ann"),
+        Message(role="user", content="c"),
+        Message(role="assistant", content="d"),
+        Message(role="tool", content="ef", tool_call_id="t", name="weather"),
+    ) == kv.engine.requests[0].messages
+
+
+@pytest.mark.parametrize(
+    ("message", "words"),
+    [
+        (HumanMessage([{"type": "image_url", "image_url": {"url": "data:,"}}]), "message 1 holds a block of type 'image"),
+        (FunctionMessage("x", name="f"), "message 1 is a FunctionMessage"),
+        (ChatMessage("x", role="critic"), "role 'critic'"),
+    ],
+)
+def test_what_cannot_be_sent_is_refused_with_its_position(kv, message, words) -> None:
+    """Nothing is dropped silently."""
+    with pytest.raises(RequestInvalid, match=words):
+        ChatAgentKV(kv).invoke([HumanMessage("x"), message])
+    assert [] == kv.engine.requests
+
+
+def test_sampling_is_taken_from_the_call_then_the_binding_then_the_constructor(make_kv) -> None:
+    """The nearest one wins, option by option; zero is a value."""
+    kv = make_kv()
+    model = ChatAgentKV(kv, max_tokens=10, temperature=0.5, top_p=0.9, seed=1, stop=["X"])
+    model.invoke("a")
+    model.bind(max_tokens=20, seed=0, stop=["Y"]).invoke("a")
+    model.bind(max_tokens=20).invoke("a", max_tokens=30, temperature=0.0, stop=["Z"])
+    got = [(s.max_tokens, s.temperature, s.top_p, s.seed, s.stop) for s in (r.sampling for r in kv.engine.requests)]
+    assert [(10, 0.5, 0.9, 1, ("X",)), (20, 0.5, 0.9, 0, ("Y",)), (30, 0.0, 0.9, 1, ("Z",))] == got
+
+
+def test_unknown_options_are_errors_everywhere(kv) -> None:
+    """A typo is never ignored."""
+    with pytest.raises(ConfigError, match="temprature"):
+        ChatAgentKV(kv, temprature=1)
+    with pytest.raises(ConfigError, match="top_k"):
+        ChatAgentKV(kv).bind(top_k=1).invoke("a")
+    with pytest.raises(ConfigError, match="tool_choice='weather'"):
+        ChatAgentKV(kv).bind_tools([weather], tool_choice="weather")
+
+
+def test_tools_reach_the_engine_as_schemas_and_none_sends_none(make_kv) -> None:
+    """Functions and BaseTools alike; injected arguments are not part of the schema."""
+    kv = make_kv()
+
+    def add(a: int, b: int) -> int:
+        """Add two numbers."""
+        return a + b
+
+    ChatAgentKV(kv).bind_tools([weather, add]).invoke("a")
+    ChatAgentKV(kv).bind_tools([weather], tool_choice="none").invoke("a")
+    first, second = kv.engine.requests
+    assert ["weather", "add"] == [spec.name for spec in first.tools]
+    assert {"city", "days"} == set(first.tools[0].parameters["properties"])
+    assert () == second.tools
+
+
+def test_streaming_gives_the_chunks_as_they_come_and_calls_back_for_each(make_kv) -> None:
+    """The first chunk is there before the last word is written."""
+    gate = threading.Event()
+    engine = ScriptedEngine(["one two three"], before_chunk=lambda _, index: index < 2 or gate.wait(5))
+    model = ChatAgentKV(make_kv(engine=engine))
+    stream = model.stream("count")
+    assert "one" == next(stream).text
+    gate.set()
+    assert " two three" == "".join(chunk.text for chunk in stream)
+
+
+def test_a_stream_that_is_left_early_cancels_the_call(make_kv) -> None:
+    """Nobody computes for a consumer who has gone."""
+    engine = ScriptedEngine(["one two three"], latency_s=0.01)
+    model = ChatAgentKV(make_kv(engine=engine))
+    stream = model.stream("count")
+    next(stream)
+    stream.close()
+    assert 1 == len(engine.cancelled)
+
+
+async def test_cancelling_a_coroutine_cancels_its_call(make_kv) -> None:
+    """CancelledError passes and the engine is told."""
+    running = threading.Event()
+    engine = ScriptedEngine(["one two"], before_chunk=lambda *_: running.set(), latency_s=0.5)
+    call = asyncio.create_task(ChatAgentKV(make_kv(engine=engine)).ainvoke("count"))
+    await asyncio.to_thread(running.wait, 5)
+    call.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await call
+    assert 1 == len(engine.cancelled)
+
+
+def test_errors_of_the_engine_and_the_budget_pass_unchanged(make_kv) -> None:
+    """GenerationCancelled and BudgetExceeded keep their types through LangChain and LangGraph."""
+    kv = make_kv([GenerationCancelled("stopped")])
+    with pytest.raises(GenerationCancelled):
+        ChatAgentKV(kv).invoke("a")
+    kv, calls = make_kv(), []
+
+    def node(state: MessagesState) -> MessagesState:
+        calls.append(1)
+        return {"messages": [ChatAgentKV(kv, max_tokens=5).invoke("a")]}
+
+    graph = StateGraph(MessagesState)
+    graph.add_node(node)
+    graph.add_edge(START, "node")
+    with kv.task("t", budget=Budget(tokens=3)), pytest.raises(BudgetExceeded):
+        graph.compile().invoke({"messages": []})
+    assert [1] == calls
+
+
+def test_token_usage_survives_a_graphs_message_stream(make_kv) -> None:
+    """stream_mode="messages" turns invoke into a streamed call; usage is there all the same, and counted once."""
+    kv = make_kv(["one two three"])
+    model = ChatAgentKV(kv)
+
+    @kv.node
+    def node(state: MessagesState) -> MessagesState:
+        return {"messages": [model.invoke(state["messages"])]}
+
+    graph = StateGraph(MessagesState)
+    graph.add_node(node)
+    graph.add_edge(START, "node")
+    config = {"configurable": {"thread_id": "t"}}
+    events = list(graph.compile().stream({"messages": ["hi"]}, config, stream_mode=["messages", "values"]))
+    answer = events[-1][1]["messages"][-1]
+    assert 3 == answer.usage_metadata["output_tokens"]
+    assert ["one", " two", " three", ""] == [event[0].content for mode, event in events if mode == "messages"]
+    assert 3 == kv.report("t").usage.output_tokens
+
+
+def test_langchains_own_cache_tells_calls_apart_by_their_sampling(make_kv) -> None:
+    """A cached answer serves the same call and no other."""
+    kv = make_kv(f"answer {n}" for n in itertools.count(1))
+    cache = InMemoryCache()
+    model = ChatAgentKV(kv, cache=cache)
+    assert "answer 1" == model.invoke("a").text == model.invoke("a").text
+    assert "answer 2" == ChatAgentKV(kv, cache=cache, seed=5).invoke("a").text
+    assert 2 == len(kv.engine.requests)
+
+
+def test_messages_hold_only_what_a_strict_checkpoint_takes() -> None:
+    """With LANGGRAPH_STRICT_MSGPACK a run is saved and resumed with equal prompt bytes, and without a warning."""
+    program = textwrap.dedent(
+        """
+        import warnings
+        warnings.simplefilter("error")
+        from langgraph.checkpoint.memory import InMemorySaver
+        from langgraph.graph import START, MessagesState, StateGraph
+        from agentkv import AgentKV, ScriptedEngine, ToolCall
+        from agentkv.engine.script import Reply
+        from agentkv_langgraph import ChatAgentKV, LangGraphHost
+
+        call = ToolCall(id="c", name="f", arguments='{ "a":1.0 }')
+        engine = ScriptedEngine([Reply(text="x", tool_calls=(call,)), "y"])
+        with AgentKV.with_engine(engine, host=LangGraphHost()) as kv:
+            model = ChatAgentKV(kv)
+
+            def node(state: MessagesState) -> MessagesState:
+                return {"messages": [model.invoke(state["messages"])]}
+
+            graph = StateGraph(MessagesState)
+            graph.add_node(node)
+            graph.add_edge(START, "node")
+            app = graph.compile(checkpointer=InMemorySaver())
+            config = {"configurable": {"thread_id": "t"}}
+            app.invoke({"messages": ["hi"]}, config)
+            app.invoke({"messages": []}, config)
+            sent = engine.requests[1].messages[1]
+            print(sent.tool_calls[0].arguments, type(app.get_state(config).values["messages"][1]).__name__)
+        """
+    )
+    env = {"LANGGRAPH_STRICT_MSGPACK": "true", "PYTHONPATH": ":".join(sys.path)}
+    done = subprocess.run([sys.executable, "-c", program], env=env, capture_output=True, text=True, timeout=60)
+    assert ('{ "a":1.0 } AIMessage\n', "") == (done.stdout, done.stderr)
+
+
+def test_importing_the_package_loads_no_framework() -> None:
+    """The names load when they are used."""
+    program = "import sys, agentkv_langgraph; print([m for m in ('langgraph', 'langchain_core') if m in sys.modules])"
+    env = {"PYTHONPATH": ":".join(sys.path)}
+    done = subprocess.run([sys.executable, "-c", program], env=env, capture_output=True, text=True, timeout=60)
+    assert "[]\n" == done.stdout
