@@ -153,9 +153,12 @@ class Tiers:
         """Pin the leading blocks that are in some tier for a running sequence, and load those that the device lacks.
 
         A block that is being loaded for somebody else is waited for, not loaded twice (R9). None if the device has
-        no room at the moment: then nothing has happened, `on_room` tells when to try again.
+        no room at the moment: then nothing is pinned and nothing moves, `on_room` tells when to try again.
         """
         with self._locked():
+            holding = self._touch(session)
+            if holding is not None:
+                holding.expected_s = holding.demoted_to = None
             blocks = self._leading(keys)
             for block in blocks:
                 block.pins += 1
@@ -184,9 +187,6 @@ class Tiers:
             )
             self._hits.update(device=len(blocks) - len(loading), host=lease.from_host, disk=lease.from_disk)
             self._hits["joined"] += len(loading) - len(new)
-            holding = self._touch(session)
-            if holding is not None:
-                holding.expected_s = holding.demoted_to = None
             return lease
 
     def allocate(self, n: int) -> list[int] | None:

@@ -42,11 +42,13 @@ _ENDS: dict[LaneName, tuple[Tier, Tier]] = {
 
 @dataclass(eq=False, slots=True)
 class _Wanted:
-    """Blocks that wait for host slots; room may be made at the cost of what goes before `below` only."""
+    """Blocks that wait for host slots; room may be made at the cost of what goes before `below` only. For urgent
+    ones, copies that are elsewhere too go whoever holds them."""
 
     blocks: deque[Block]
     below: Holding | None
     lane: LaneName
+    urgent: bool
 
 
 class Transfers:
@@ -120,7 +122,7 @@ class Transfers:
                 block.users[Tier.DISK] += 1
                 from_disk.append(block)
         if from_disk:
-            self._want(_Wanted(from_disk, below, "read"), urgent=urgent)
+            self._want(_Wanted(from_disk, below, "read", urgent))
 
     def down(
         self, blocks: Sequence[Block], to: Tier, *, urgent: bool, errand: Errand | None, below: Holding | None
@@ -142,7 +144,7 @@ class Transfers:
                 block.users[Tier.DEVICE] += 1
                 from_device.append(block)
         if from_device:
-            self._want(_Wanted(from_device, below, "d2h"), urgent=urgent)
+            self._want(_Wanted(from_device, below, "d2h", urgent))
 
     def writing(self) -> int:
         """Device blocks that will be evictable without loss when their trip down ends."""
@@ -172,8 +174,8 @@ class Transfers:
             block.users[source] += 1
         self._ready.setdefault((lane, block.urgent), []).append(block)
 
-    def _want(self, wanted: _Wanted, *, urgent: bool) -> None:
-        if urgent:
+    def _want(self, wanted: _Wanted) -> None:
+        if wanted.urgent:
             self._wanted.appendleft(wanted)
         else:
             self._wanted.append(wanted)
@@ -183,7 +185,7 @@ class Transfers:
             self.lanes[name].hasten(lambda job: any(other is block for other in job.blocks))
         for wanted in list(self._wanted):
             if wanted.lane == "read" and block in wanted.blocks:
-                wanted.below = None
+                wanted.below, wanted.urgent = None, True
                 self._wanted.remove(wanted)
                 self._wanted.appendleft(wanted)
 
@@ -200,7 +202,7 @@ class Transfers:
         assert self.host is not None
         short = len(wanted.blocks) - len(self.host.free)
         if short > 0:
-            short -= self.room.on_host_by_eviction(short, wanted.below)
+            short -= self.room.on_host_by_eviction(short, None if wanted.urgent else wanted.below)
         if short > 0:
             short -= self.room.on_host_by_spilling(short, wanted.below)
         for slot in self.host.free.take(min(len(wanted.blocks), len(self.host.free))):

@@ -41,11 +41,11 @@ class CpuStreams:
         assert self._memory is not None
         moves = list(byte_moves(self._memory, direction, runs))
         if sum(size for _, _, size in moves) < _SPLIT_BYTES:
-            _move_all(moves)
+            move_all(moves)
             return DONE
         first, second = _halves(moves)
-        other = self._thread(direction).submit(_move_all, second)
-        _move_all(first)
+        other = self._thread(direction).submit(move_all, second)
+        move_all(first)
         other.result()
         return DONE
 
@@ -81,7 +81,8 @@ def byte_moves(memory: Memory, direction: Direction, runs: Sequence[Run]) -> lis
     return moves
 
 
-def _move_all(moves: Sequence[tuple[int, int, int]]) -> None:
+def move_all(moves: Sequence[tuple[int, int, int]]) -> None:
+    """Copy (to, from, bytes) one after another."""
     for to, source, size in moves:
         ctypes.memmove(to, source, size)
 
