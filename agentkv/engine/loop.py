@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import threading
-from collections.abc import Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any
 
 from agentkv.errors import Closed
@@ -23,6 +24,7 @@ class LoopThread:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._stop: asyncio.Event | None = None
         self._tasks: set[asyncio.Task[None]] = set()
+        self._last: Callable[[], Awaitable[None]] | None = None
         self._closed = False
 
     @property
@@ -38,14 +40,25 @@ class LoopThread:
             loop = self._loop or self._started()
             loop.call_soon_threadsafe(fn, *args)
 
-    def spawn(self, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
-        """Run a coroutine on the loop; closing cancels it. `work` handles its own errors. Raises Closed."""
-        self.call(self._spawn, work)
+    def spawn(self, work: Callable[[], Coroutine[Any, Any, None]]) -> Callable[[], None]:
+        """Run a coroutine on the loop; returns the way to cancel it, from any thread. Closing cancels it too.
 
-    def _spawn(self, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
-        task = asyncio.ensure_future(work())
-        self._tasks.add(task)  # the loop alone holds tasks weakly
-        task.add_done_callback(self._tasks.discard)
+        `work` handles its own errors. Raises Closed.
+        """
+        tasks: list[asyncio.Task[None]] = []
+
+        def begin() -> None:
+            task = asyncio.ensure_future(work())
+            tasks.append(task)
+            self._tasks.add(task)  # the loop alone holds tasks weakly
+            task.add_done_callback(self._tasks.discard)
+
+        def cancel() -> None:
+            with contextlib.suppress(Closed):
+                self.call(lambda: tasks[0].cancel())  # noqa: PLW0108  `begin` may not have run yet
+
+        self.call(begin)
+        return cancel
 
     def _started(self) -> asyncio.AbstractEventLoop:
         running = threading.Event()
@@ -54,6 +67,11 @@ class LoopThread:
             self._loop, self._stop = asyncio.get_running_loop(), asyncio.Event()
             running.set()
             await self._stop.wait()
+            for task in self._tasks:
+                task.cancel()
+            await asyncio.gather(*self._tasks, return_exceptions=True)
+            if self._last is not None:
+                await self._last()
 
         self._thread = threading.Thread(target=lambda: asyncio.run(live()), name=self._name, daemon=True)
         self._thread.start()
@@ -61,11 +79,15 @@ class LoopThread:
         assert self._loop is not None
         return self._loop
 
-    def close(self) -> None:
-        """Cancel what runs, end the loop and its thread. Idempotent; from the loop's own thread it does not wait."""
+    def close(self, *, last: Callable[[], Awaitable[None]] | None = None) -> None:
+        """Cancel what runs, run `last` if the loop ever ran, end the loop and its thread.
+
+        Idempotent; from the loop's own thread it does not wait.
+        """
         with self._lock:
             first, self._closed = not self._closed, True
             if first and self._loop is not None and self._stop is not None:
+                self._last = last
                 self._loop.call_soon_threadsafe(self._stop.set)
         if self._thread is not None and not self.is_current:
             self._thread.join()

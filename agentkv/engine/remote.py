@@ -1,0 +1,213 @@
+"""RemoteEngine: any OpenAI-compatible endpoint, through the openai package.
+
+Covers: streamed chats and raw prompts, tool calls, usage (asked for, and counted here where a server reports none),
+cancel that closes the connection, errors as RemoteError. Does not cover: hints to a foreign engine, nor forced tokens.
+All calls run on one event-loop thread, so that a cancel bites at any point, before the first byte too.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import threading
+from collections.abc import Callable, Mapping
+from typing import Any, Literal
+
+from agentkv import log
+from agentkv.clock import Clock, SystemClock
+from agentkv.core.usage import Timing, Usage
+from agentkv.engine.base import Chunk, Generation, Request, Stream
+from agentkv.engine.loop import LoopThread
+from agentkv.engine.wire import Gathered, call_arguments, texts_of
+from agentkv.errors import Closed, ConfigError, RemoteError, RequestInvalid
+
+_TOKENS_PER_MESSAGE = 4  # what a chat template adds around each message, about
+
+
+def estimate_tokens(text: str) -> int:
+    """Four bytes of UTF-8 count as one token: a rough guide for English, code and Chinese, for want of a tokenizer."""
+    return -(-len(text.encode("utf-8", "surrogatepass")) // 4)
+
+
+class RemoteEngine:
+    """Calls `model` at `base_url`. Thread-safe; `close()` is idempotent.
+
+    The key is `api_key`, else the environment's OPENAI_API_KEY, else none; it is never logged nor part of an error.
+    `count(text)` counts tokens where the server reports no usage; such a Generation is marked `estimated`, and
+    `stats()["estimated_calls"]` counts them. At most `max_parallel` calls are under way, the others queue.
+    `max_tokens_field`: newer hosted models want "max_completion_tokens".
+    """
+
+    def __init__(
+        self,
+        *,
+        base_url: str,
+        model: str,
+        api_key: str | None = None,
+        timeout_s: float = 600.0,
+        max_retries: int = 2,
+        max_parallel: int = 64,
+        max_tokens_field: Literal["max_tokens", "max_completion_tokens"] = "max_tokens",
+        count: Callable[[str], int] | None = None,
+        clock: Clock | None = None,
+    ) -> None:
+        import openai
+
+        if not base_url.startswith(("http://", "https://")):
+            raise ConfigError(f'base_url={base_url!r} is no address; write for instance "http://localhost:8000/v1"')
+        if not model or timeout_s <= 0 or max_retries < 0 or max_parallel < 1:
+            raise ConfigError(f"{model=}, {timeout_s=}, {max_retries=}, {max_parallel=}: one of them cannot work")
+        self.model = model
+        self._shown_url = re.sub(r"//[^/@]*@", "//", base_url)  # without a password
+        self._key = api_key or os.environ.get("OPENAI_API_KEY") or ""
+        self._client = openai.AsyncOpenAI(
+            base_url=base_url, api_key=self._key or "none", timeout=timeout_s, max_retries=max_retries
+        )
+        self._max_tokens_field = max_tokens_field
+        self._count = count or estimate_tokens
+        self._clock = clock or SystemClock()
+        self._loop = LoopThread("agentkv-remote")
+        self._free = asyncio.Semaphore(max_parallel)
+        self._takes_usage_option: bool | None = None
+        self._lock = threading.Lock()
+        self._running: set[Stream] = set()
+        self._counts = {"calls": 0, "failed": 0, "estimated_calls": 0}
+        self._used = Usage()
+        self._closed = False
+
+    # -- Engine
+
+    def submit(self, request: Request) -> Stream:
+        if request.forced_ids is not None:
+            raise RequestInvalid("a remote engine cannot force tokens", param="forced_ids")
+        cancels: list[Callable[[], None]] = []
+        stream = Stream(on_cancel=lambda: cancels[0]())  # noqa: PLW0108  it is empty until the call is spawned
+        submitted_s = self._clock.now_s()
+        with self._lock:
+            if self._closed:
+                raise Closed("this RemoteEngine is closed")
+            self._running.add(stream)
+            self._counts["calls"] += 1
+            cancels.append(self._loop.spawn(lambda: self._run(request, stream, submitted_s)))
+        stream.on_end(lambda _generation, _error: self._ended(stream))
+        return stream
+
+    def _ended(self, stream: Stream) -> None:
+        with self._lock:
+            self._running.discard(stream)
+
+    def count_tokens(self, request: Request) -> int:
+        texts = texts_of(request)
+        framing = _TOKENS_PER_MESSAGE * (len(request.messages or ()) + 1)
+        return sum(self._count(text) for text in texts) + framing
+
+    def stats(self) -> Mapping[str, Any]:
+        with self._lock:
+            return {
+                **self._counts,
+                "running": len(self._running),
+                "input_tokens": self._used.input_tokens,
+                "cached_tokens": self._used.cached_tokens,
+                "output_tokens": self._used.output_tokens,
+            }
+
+    def close(self) -> None:
+        with self._lock:
+            first, self._closed = not self._closed, True
+            streams = list(self._running)
+        if not first:
+            return
+        for stream in streams:
+            stream.fail(Closed("the RemoteEngine was closed"))
+        self._loop.close(last=self._client.close)
+
+    # -- a call, on the loop's thread
+
+    async def _run(self, request: Request, stream: Stream, submitted_s: float) -> None:
+        try:
+            async with self._free:
+                generation = await self._answer(request, stream, submitted_s)
+        except Exception as error:
+            self._counts["failed"] += 1
+            stream.fail(self._told(error))
+        else:
+            stream.finish(generation)
+
+    async def _answer(self, request: Request, stream: Stream, submitted_s: float) -> Generation:
+        started_s = self._clock.now_s()
+        first_s = None
+        gathered = Gathered()
+        async with await self._open(request) as chunks:
+            async for chunk in chunks:
+                text = gathered.take(chunk)
+                if first_s is None and gathered.written:
+                    first_s = self._clock.now_s()
+                if text:
+                    stream.push(Chunk(text=text))
+        reason, calls = gathered.end()
+        usage = gathered.usage or self._counted(request, gathered)
+        self._used += usage
+        ended_s = self._clock.now_s()
+        first_s = ended_s if first_s is None else first_s
+        return Generation(
+            text=gathered.text,
+            raw=gathered.text,
+            token_ids=(),
+            finish_reason=reason,
+            usage=usage,
+            timing=Timing(
+                queued_s=started_s - submitted_s,
+                prefill_s=first_s - started_s,
+                decode_s=ended_s - first_s,
+                ttft_s=first_s - submitted_s,
+                total_s=ended_s - submitted_s,
+            ),
+            tool_calls=calls,
+            session=request.session or request.caller.task,
+            model=gathered.model or self.model,
+            estimated=gathered.usage is None,
+        )
+
+    async def _open(self, request: Request) -> Any:
+        """Start the HTTP call, asking for usage.
+
+        A server that rejects the question is asked once without, and never again with it.
+        """
+        import openai
+
+        arguments = call_arguments(request, model=self.model, max_tokens_field=self._max_tokens_field)
+        create: Any = self._client.completions.create
+        if request.messages is not None:
+            create = self._client.chat.completions.create
+        if self._takes_usage_option is False:
+            return await create(**arguments)
+        try:
+            opened = await create(**arguments, stream_options={"include_usage": True})
+        except (openai.BadRequestError, openai.UnprocessableEntityError) as error:
+            if self._takes_usage_option:
+                raise
+            try:
+                opened = await create(**arguments)
+            except openai.APIStatusError:
+                raise error from None  # it was not the question
+            self._takes_usage_option = False
+            log.warn_once("remote_reports_no_usage", base_url=self._shown_url, note="tokens are counted here")
+            return opened
+        self._takes_usage_option = True
+        return opened
+
+    def _counted(self, request: Request, gathered: Gathered) -> Usage:
+        self._counts["estimated_calls"] += 1
+        output = self._count(gathered.written) if gathered.written else 0
+        return Usage(input_tokens=self.count_tokens(request), output_tokens=output, calls=1)
+
+    def _told(self, error: Exception) -> Exception:
+        """The error for the caller: ours, with the endpoint and its status, and without the key."""
+        status = getattr(error, "status_code", None)
+        message = f"{self.model} at {self._shown_url}: {error!s:.1000}"
+        if self._key:
+            message = message.replace(self._key, "***")
+        told = RemoteError(message, status=status)
+        told.__cause__ = None if self._key and self._key in str(error) else error
+        return told
