@@ -17,7 +17,7 @@ from agentkv.units import format_bytes, format_seconds
 WIDTH = 80
 SHOWN = 12
 """Rows of a list that are shown; of a longer one the first and the last half of that."""
-_NAME_WIDTH = 18
+_NAME_WIDTH = 16
 _SMALL_PERCENT = 0.1  # what is there is not printed as 0.0
 
 
@@ -74,8 +74,8 @@ def _model_calls(calls: Sequence[ModelCall]) -> list[str]:
 
 def _model_row(number: int, call: ModelCall) -> list[str]:
     notes = [] if call.status == "ok" else [call.status]
-    notes += ["estimated"] if call.estimated else []
-    notes += [f"attempt {call.attempt}"] if call.attempt > 1 else []
+    notes += ["est."] if call.estimated else []
+    notes += [f"try {call.attempt}"] if call.attempt > 1 else []
     return [
         str(number), _short(call.node or "-"), f"{call.usage.input_tokens:,}", f"{call.usage.cached_tokens:,}",
         f"{call.usage.output_tokens:,}", format_seconds(call.timing.ttft_s), format_seconds(call.timing.stall_s),

@@ -33,7 +33,10 @@ def canonical_json(value: Any) -> Any:
     if isinstance(value, Mapping):
         return {str(key): canonical_json(value[key]) for key in sorted(value, key=str)}
     if isinstance(value, set | frozenset):
-        return sorted((canonical_json(item) for item in value), key=lambda item: json.dumps(item, sort_keys=True))
+        return sorted(
+            (canonical_json(item) for item in value),
+            key=lambda item: json.dumps(item, sort_keys=True, ensure_ascii=False),
+        )
     if isinstance(value, list | tuple):
         return [canonical_json(item) for item in value]
     return value

@@ -11,8 +11,14 @@ from hypothesis import strategies as st
 from agentkv import log
 from agentkv.core.hint import ToolStatus
 from agentkv.hints.forecaster import (
-    KEPT_CALLS, MAX_KEYS, MAX_POINTS, MAX_WAIT_S, PRIOR_S, Forecaster, progress_forecast,
-)  # fmt: skip
+    KEPT_CALLS,
+    MAX_KEYS,
+    MAX_POINTS,
+    MAX_WAIT_S,
+    PRIOR_S,
+    Forecaster,
+    progress_forecast,
+)
 
 junk = st.sampled_from([math.nan, math.inf, -math.inf, -1.0, None, "3", True, 10**400])
 

@@ -68,18 +68,22 @@ def test_rates_that_cannot_be_are_refused(make):
 positive = st.floats(1e-9, 1e-2)
 
 
-@given(positive, st.just(0.0) | st.floats(1e-12, 1e-6), st.floats(0, 1), st.floats(1e6, 1e11), st.floats(0, 1), st.integers(1, 10**6))
-def test_beyond_the_crossover_restoring_is_never_slower(linear_s, quadratic_s, constant_s, rate, setup_s, token_bytes):
+prefills = st.builds(
+    Prefill, linear_s=positive, quadratic_s=st.just(0.0) | st.floats(1e-12, 1e-6), constant_s=st.floats(0, 1)
+)
+links = st.builds(Link, bytes_s=st.floats(1e6, 1e11), setup_s=st.floats(0, 1))
+
+
+@given(prefills, links, st.integers(1, 10**6))
+def test_beyond_the_crossover_restoring_is_never_slower(prefill, link, token_bytes):
     """The computed break-even splits the lengths: beyond it the link wins, just below it recompute does."""
-    prefill = Prefill(linear_s=linear_s, quadratic_s=quadratic_s, constant_s=constant_s)
-    link = Link(bytes_s=rate, setup_s=setup_s)
     crossing = break_even_tokens(prefill, link, token_bytes)
     if not crossing < 1e8:
         return
     longer = math.ceil(crossing * 1.01) + 1
     assert link.restore_s(longer * token_bytes) <= prefill.recompute_s(longer) * (1 + 1e-6)
     shorter = math.floor(crossing * 0.99)
-    if shorter >= 1 and quadratic_s == 0:  # a parabola may cross twice
+    if shorter >= 1 and prefill.quadratic_s == 0:  # a parabola may cross twice
         assert link.restore_s(shorter * token_bytes) >= prefill.recompute_s(shorter) * (1 - 1e-6)
 
 
