@@ -8,12 +8,12 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 import pytest
+from agentkv_langgraph import LangGraphHost
 
 from agentkv import AgentKV, ScriptedEngine
 from agentkv.core.hint import Hint
 from agentkv.core.residency import Action, Move, Outcome, Receipt, Residency, Tier
 from agentkv.engine.base import Generation, Request, Stream
-from agentkv_langgraph import LangGraphHost
 
 BLOCK_BYTES = 4096
 
@@ -102,3 +102,15 @@ def hints(kv: AgentKV) -> list[Hint]:
     heard: list[Hint] = []
     kv.subscribe(heard.append)
     return heard
+
+
+@pytest.fixture
+def user_repo(tmp_path):
+    """A small code base of a user, with a test that takes a moment."""
+    root = tmp_path / "users repo"
+    (root / "tests").mkdir(parents=True)
+    (root / "app.py").write_text("import os\n\n\ndef double(n):\n    return n + n  # " + "x" * 200 + "\n")
+    (root / "tests" / "test_app.py").write_text(
+        "import time\nfrom app import double\n\n\ndef test_double():\n    time.sleep(0.5)\n    assert double(2) == 4\n"
+    )
+    return root

@@ -7,6 +7,7 @@ import itertools
 from typing import Any
 
 import pytest
+from agentkv_langgraph import AgentKVCallback, ChatAgentKV
 from langchain_core.caches import InMemoryCache
 from langchain_core.language_models import GenericFakeChatModel
 from langchain_core.messages import AIMessage
@@ -18,7 +19,6 @@ from langgraph.types import Command, interrupt
 
 from agentkv import Budget, BudgetExceeded
 from agentkv.core.hint import HintKind, ToolStatus
-from agentkv_langgraph import AgentKVCallback, ChatAgentKV
 
 
 @tool
@@ -29,13 +29,6 @@ def shell(cmd: str) -> str:
     if cmd == "ask":
         return str(interrupt("sure?"))
     return cmd
-
-
-@tool
-async def sleeper() -> str:
-    """Sleep."""
-    await asyncio.sleep(60)
-    return "slept"
 
 
 def calling(*cmds: str) -> AIMessage:
@@ -109,11 +102,19 @@ def test_an_interrupted_tool_is_told_as_paused_and_starts_again(kv, hints) -> No
 
 async def test_a_cancelled_tool_is_told_once_as_cancelled(kv, hints) -> None:
     """The caller gives up while the tool runs."""
+    running = asyncio.Event()
+
+    @tool
+    async def sleeper() -> str:
+        """Sleep."""
+        running.set()
+        await asyncio.sleep(60)
+        return "slept"
+
     app = kv.attach(tools_graph(sleeper))
     call = AIMessage("", tool_calls=[{"name": "sleeper", "args": {}, "id": "call-0"}])
     run = asyncio.create_task(app.ainvoke({"messages": [call]}, CONFIG))
-    while not hints:
-        await asyncio.sleep(0.005)
+    await running.wait()
     run.cancel()
     with pytest.raises(asyncio.CancelledError):
         await run
@@ -163,7 +164,11 @@ def test_our_own_models_calls_are_not_billed_twice(kv) -> None:
     model_graph(ChatAgentKV(kv)).invoke({"messages": ["a"]}, {"configurable": {"thread_id": "plain"}})
     kv.attach(model_graph(ChatAgentKV(kv))).invoke({"messages": ["a"]}, CONFIG)
     plain, attached = kv.report("plain").usage, kv.report("t").usage
-    assert (plain.input_tokens, plain.output_tokens, 1) == (attached.input_tokens, attached.output_tokens, attached.calls)
+    assert (plain.input_tokens, plain.output_tokens, 1) == (
+        attached.input_tokens,
+        attached.output_tokens,
+        attached.calls,
+    )
 
 
 def test_an_answer_from_langchains_cache_costs_nothing(kv) -> None:

@@ -10,14 +10,14 @@ from contextvars import copy_context
 from typing import Annotated, Any, TypedDict
 
 import pytest
+from agentkv_langgraph import ChatAgentKV, LangGraphHost
+from agentkv_langgraph.caller import RunKeys, branch_of
 from langchain_core.runnables import RunnableConfig
 from langgraph.errors import GraphDrained, GraphInterrupt, GraphRecursionError, ParentCommand
 from langgraph.graph import START, StateGraph
 from langgraph.types import Command, RetryPolicy, Send
 
 from agentkv.core.task import Caller
-from agentkv_langgraph import ChatAgentKV, LangGraphHost
-from agentkv_langgraph.caller import RunKeys, branch_of
 
 
 class State(TypedDict):

@@ -11,6 +11,7 @@ import textwrap
 import threading
 
 import pytest
+from agentkv_langgraph import ChatAgentKV
 from langchain_core.caches import InMemoryCache
 from langchain_core.messages import (
     AIMessage,
@@ -26,7 +27,6 @@ from langgraph.graph import START, MessagesState, StateGraph
 from agentkv import Budget, BudgetExceeded, Message, ScriptedEngine, ToolCall
 from agentkv.engine.script import Reply
 from agentkv.errors import ConfigError, GenerationCancelled, RequestInvalid
-from agentkv_langgraph import ChatAgentKV
 
 
 @tool
@@ -138,7 +138,10 @@ def test_messages_of_all_kinds_are_carried_over(make_kv) -> None:
 @pytest.mark.parametrize(
     ("message", "words"),
     [
-        (HumanMessage([{"type": "image_url", "image_url": {"url": "data:,"}}]), "message 1 holds a block of type 'image"),
+        (
+            HumanMessage([{"type": "image_url", "image_url": {"url": "data:,"}}]),
+            "message 1 holds a block of type 'image",
+        ),
         (FunctionMessage("x", name="f"), "message 1 is a FunctionMessage"),
         (ChatMessage("x", role="critic"), "role 'critic'"),
     ],
@@ -301,7 +304,9 @@ def test_messages_hold_only_what_a_strict_checkpoint_takes() -> None:
         """
     )
     env = {"LANGGRAPH_STRICT_MSGPACK": "true", "PYTHONPATH": ":".join(sys.path)}
-    done = subprocess.run([sys.executable, "-c", program], env=env, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(
+        [sys.executable, "-c", program], env=env, capture_output=True, text=True, timeout=60, check=False
+    )
     assert ('{ "a":1.0 } AIMessage\n', "") == (done.stdout, done.stderr)
 
 
@@ -309,5 +314,7 @@ def test_importing_the_package_loads_no_framework() -> None:
     """The names load when they are used."""
     program = "import sys, agentkv_langgraph; print([m for m in ('langgraph', 'langchain_core') if m in sys.modules])"
     env = {"PYTHONPATH": ":".join(sys.path)}
-    done = subprocess.run([sys.executable, "-c", program], env=env, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(
+        [sys.executable, "-c", program], env=env, capture_output=True, text=True, timeout=60, check=False
+    )
     assert "[]\n" == done.stdout

@@ -7,14 +7,13 @@ import operator
 from typing import Annotated, Any, Literal, TypedDict
 
 import pytest
+from agentkv_langgraph.nodes import wrap
 from langchain_core.runnables import RunnableConfig, RunnableLambda
 from langgraph.graph import END, START, StateGraph
 from langgraph.runtime import Runtime
 from langgraph.store.base import BaseStore
 from langgraph.store.memory import InMemoryStore
 from langgraph.types import Command, StreamWriter, interrupt
-
-from agentkv_langgraph.nodes import wrap
 
 
 class State(TypedDict):
@@ -67,7 +66,7 @@ async def two_arguments_async(word: str, state: State) -> dict[str, Any]:
     return {"seen": [word]}
 
 
-class Callable_:
+class CountingNode:
     """A callable object with state."""
 
     def __init__(self) -> None:
@@ -100,8 +99,8 @@ SYNC = {
     "function": lambda: sync_node,
     "generator": lambda: generator_node,
     "partial": lambda: functools.partial(two_arguments, "partial"),
-    "object": Callable_,
-    "method": lambda: Callable_().method,
+    "object": CountingNode,
+    "method": lambda: CountingNode().method,
     "runnable": lambda: RunnableLambda(sync_node),
     "subgraph": subgraph,
 }
@@ -110,7 +109,7 @@ ASYNC = {
     "generator": lambda: asyncgen_node,
     "partial": lambda: functools.partial(two_arguments_async, "async partial"),
     "object": AsyncCallable,
-    "method": lambda: Callable_().async_method,
+    "method": lambda: CountingNode().async_method,
     "runnable": lambda: RunnableLambda(async_node),
 }
 
@@ -233,11 +232,11 @@ def test_a_decorated_subgraph_is_still_a_subgraph() -> None:
 
 def test_a_callable_object_keeps_its_name_and_its_attributes() -> None:
     """The node is named after the class, and the object's own attributes are read and written through."""
-    original = Callable_()
+    original = CountingNode()
     decorated = Log().wrap(original)
     graph = StateGraph(State)
     graph.add_node(decorated)
-    assert ["Callable_"] == list(graph.nodes)
+    assert ["CountingNode"] == list(graph.nodes)
     decorated({"seen": []})
     assert (1, 1) == (decorated.calls, original.calls)
     decorated.calls = 7

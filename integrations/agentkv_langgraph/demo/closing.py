@@ -27,28 +27,43 @@ class Outcome:
         """Every resume stall of every task."""
         return [stall for bill in self.bills.values() for stall in bill.resume_stalls_s]
 
+    def reached(self, tier: str) -> bool:
+        """Whether any block came to this tier: by the engine's own count (disk blocks pass through host), else by moves."""
+        counted = bytes_written(self.stats)
+        return self.blocks_to(tier) > 0 if counted is None else counted[tier] > 0
+
     def blocks_to(self, tier: str) -> int:
         """Blocks that moves of all tasks brought to this tier."""
         return sum(bill.moved[tier].blocks for bill in self.bills.values())
 
 
+def bytes_written(stats: Mapping[str, Any]) -> Mapping[str, int] | None:
+    """What the tiers themselves counted: bytes that came to host and to disk; None for an engine that has no tiers."""
+    counted = stats.get("engine", {}).get("kv", {}).get("bytes")
+    return None if counted is None else {"host": counted["d2h"], "disk": counted["write"]}
+
+
 def closing_table(run: Outcome, replay: Outcome | None) -> Table:
     """The closing table, narrow enough for 80 columns; with `replay` also what each task's resumes cost without tiers."""
-    table = Table(title="Closing table", title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
+    table = Table(
+        title="Closing table: stalls of resuming after a tool",
+        title_justify="left",
+        box=box.SIMPLE_HEAD,
+        pad_edge=False,
+    )
     table.add_column("task")
     table.add_column("tools", justify="right")
-    table.add_column("resume stall\nmedian/max ms", justify="right")
+    table.add_column("stall ms\nmed/max", justify="right")
     if replay is not None:
-        table.add_column("recomputed\nmedian/max ms", justify="right")
-    table.add_column("moved, MiB\nhost/disk/back", justify="right")
-    table.add_column("time, s\ntools/prefill/decode/stall", justify="right")
+        table.add_column("recompute\nms med/max", justify="right")
+    table.add_column("MiB moved to\nhost/disk/up", justify="right")
+    table.add_column("seconds of\ntool/prefill/decode/stall", justify="right")
     everyone = list(run.bills.values())
     for title, bill in run.bills.items():
         again = None if replay is None else replay.bills[title].resume_stalls_s
         table.add_row(*_cells(title, [bill], bill.resume_stalls_s, again))
     table.add_section()
-    again = None if replay is None else replay.stalls_s
-    table.add_row(*_cells("all", everyone, run.stalls_s, again))
+    table.add_row(*_cells("all", everyone, run.stalls_s, None if replay is None else replay.stalls_s))
     return table
 
 

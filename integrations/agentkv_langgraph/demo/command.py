@@ -30,9 +30,7 @@ def demo(
     *,
     tasks: Annotated[int, typer.Option(min=1, max=64, help="Tasks at once, each a graph of its own.")] = 4,
     turns: Annotated[int, typer.Option(min=1, max=64, help="Tool calls per task.")] = 6,
-    repo: Annotated[
-        Path | None, typer.Option(help="Your own code base; it is read and tested, never written to.")
-    ] = None,
+    repo: Annotated[Path | None, typer.Option(help="Your own code base; a copy of it is tested.")] = None,
     model: Annotated[str, typer.Option(help="A Hugging Face folder, a GGUF file, or a hub name.")] = "smollm2-135m",
     device_memory: Annotated[
         str, typer.Option(help="The block pool; too small for all contexts, on purpose.")
@@ -109,7 +107,7 @@ def _show(
 def nothing_moved(run: Outcome, *, has_host: bool, has_disk: bool, settings: Settings) -> str:
     """Why this run showed nothing: a tier that was on and that no block reached. "" if all is well."""
     tiers = [("host", has_host), ("disk", has_disk)]
-    unused = [tier for tier, is_on in tiers if is_on and run.blocks_to(tier) == 0]
+    unused = [tier for tier, is_on in tiers if is_on and not run.reached(tier)]
     if not unused:
         return ""
     longest_s = max((tool.actual_s for bill in run.bills.values() for tool in bill.tools), default=0.0)

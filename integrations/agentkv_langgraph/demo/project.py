@@ -1,4 +1,4 @@
-"""The code base that the demo's agents work on: the bundled sample, copied; or the user's own, only read.
+"""The code base that the demo's agents work on: the bundled sample or the user's own, copied.
 
 Covers where it is, which files it has and which programs can be run on it. What is run on it is `worklist.py`.
 """
@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from agentkv.errors import ConfigError
+from agentkv.units import MIB
 
 SAMPLE = Path(__file__).parent / "sample"
 _SKIPPED = {
@@ -29,7 +30,7 @@ _SKIPPED = {
     ".mypy_cache",
     ".ruff_cache",
 }
-_MOST_FILES = 2_000
+_LARGEST_BYTES = 8 * MIB
 _WORTH_READING_BYTES = 200
 _TEST_FILE = re.compile(r"(^|/)test_[^/]*\.py$|_test\.py$")
 _COMMITS = (("Stock and prices", "*.toml README.md parcel/stock.py parcel/pricing.py"), ("Routes", "parcel/routes.py"), ("Demand, search and tests", "."))  # fmt: skip
@@ -37,9 +38,10 @@ _COMMITS = (("Stock and prices", "*.toml README.md parcel/stock.py parcel/pricin
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Project:
-    """A code base on disk. `python` runs its tests; a program that is missing is None."""
+    """A code base on disk: tools run in `root`, git reads `original`. A program that is missing is None."""
 
     root: Path
+    original: Path
     files: tuple[str, ...]
     python: str | None
     ruff: str | None
@@ -65,46 +67,61 @@ def sample_project(run_dir: Path) -> Project:
     git = shutil.which("git")
     if git is not None:
         _commit_history(git, root)
-    return _project(root, run_dir)
+    return _project(root, root, run_dir)
 
 
 def user_project(repo: Path, run_dir: Path) -> Project:
-    """The user's own code base: read and run in place, with every cache of ours and of the tools elsewhere."""
+    """The user's own code base: a copy under `run_dir`, since test suites and their plugins write where they run.
+
+    Only git reads the original, and the tests run under its own virtual environment where it has one.
+    """
     if not repo.is_dir():
         raise ConfigError(f"--repo {repo} is no folder")
-    project = _project(repo.resolve(), run_dir)
-    if not project.files:
+    original = repo.resolve()
+    files = _files(original)
+    if not files:
         raise ConfigError(f"--repo {repo} holds no files that the demo could work on")
-    return project
+    root = run_dir / original.name
+    for name in files:
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy2(original / name, root / name, follow_symlinks=False)
+    return _project(root, original, run_dir)
 
 
-def _project(root: Path, run_dir: Path) -> Project:
-    git = shutil.which("git") if (root / ".git").exists() else None
+def _project(root: Path, original: Path, run_dir: Path) -> Project:
     return Project(
         root=root,
-        files=_files(root, git),
-        python=_python_with_pytest(root),
+        original=original,
+        files=_files(root),
+        python=_python_with_pytest(original),
         ruff=_ruff(),
-        git=git,
+        git=shutil.which("git") if (original / ".git").exists() else None,
         env=_quiet_env(run_dir),
     )
 
 
-def _files(root: Path, git: str | None) -> tuple[str, ...]:
-    if git is not None:
+def _files(root: Path) -> tuple[str, ...]:
+    """The files that git tracks, or all but the usual caches; what is larger than a source file is left out."""
+    return tuple(name for name in _listed(root) if _is_small_file(root / name))
+
+
+def _listed(root: Path) -> list[str]:
+    git = shutil.which("git")
+    if git is not None and (root / ".git").exists():
         listed = subprocess.run(  # noqa: S603  fixed arguments
-            [git, "-C", str(root), "ls-files"], capture_output=True, text=True, check=False, timeout=30
+            [git, "-C", str(root), "ls-files", "-z"], capture_output=True, text=True, check=False, timeout=30
         )
-        tracked = [name for name in listed.stdout.splitlines() if (root / name).is_file()]
-        if listed.returncode == 0 and tracked:
-            return tuple(tracked[:_MOST_FILES])
+        if listed.returncode == 0 and listed.stdout:
+            return listed.stdout.split("\0")[:-1]
     found: list[str] = []
     for folder, folders, names in os.walk(root):
         folders[:] = sorted(name for name in folders if name not in _SKIPPED)
         found += [str((Path(folder) / name).relative_to(root)) for name in sorted(names)]
-        if len(found) >= _MOST_FILES:
-            break
-    return tuple(found[:_MOST_FILES])
+    return found
+
+
+def _is_small_file(path: Path) -> bool:
+    return path.is_file() and path.stat().st_size <= _LARGEST_BYTES
 
 
 def _python_with_pytest(root: Path) -> str | None:

@@ -62,11 +62,11 @@ def _sources(project: Project, rng: random.Random) -> dict[str, Iterator[WorkIte
         )
         found["test_suite"] = cycle([_item("test_suite", [*pytest, "--durations=3"], "pytest -q --durations=3")])
     if project.git is not None:
-        git = project.git
+        git = [project.git, "-C", str(project.original)]
         log = ["log", "--oneline", "--stat", "-n", "8"]
-        found["log"] = cycle([_item("git_log", [git, *log], f"git {' '.join(log)}")])
+        found["log"] = cycle([_item("git_log", [*git, *log], f"git {' '.join(log)}")])
         found["grep"] = _endless(
-            _WORDS, rng, lambda word: _item("git_grep", [git, "grep", "-n", word], f"git grep -n '{word}'")
+            _WORDS, rng, lambda word: _item("git_grep", [*git, "grep", "-n", word], f"git grep -n '{word}'")
         )
     if project.ruff is not None:
         check = ["check", "--no-cache", "--output-format=concise", "."]
