@@ -52,15 +52,12 @@ def test_close_without_a_call_starts_nothing():
 
 def test_sync_client_on_the_apps_own_thread_is_refused_not_deadlocked(door_of):
     """Waiting for one's own loop would never end."""
-
-    def nested(engine):
-        async def app(scope, receive, send):
-            door.doors.openai().chat.completions.create(**ASK)
-
-        return app
-
     door = door_of("x")
-    door.doors._app = nested(None)
+
+    async def app(scope, receive, send):
+        door.doors.openai().chat.completions.create(**ASK)
+
+    door.doors._app = app
     with pytest.raises(openai.APIConnectionError):
         door.doors.openai().chat.completions.create(**ASK)
 
