@@ -37,7 +37,9 @@ def figures(
             "pinned": sum(block.pins > 0 for block in on_device) + len(device.private),
         },
         "host": _slots(host.slots, len(host.free), size) | {"pinned_bytes": host.pinned_bytes} if host else None,
-        "disk": _slots(slab.capacity, slab.capacity - slab.used, size) | {"off": slab.off} if slab else None,
+        "disk": _slots(slab.capacity, slab.capacity - slab.used, size) | {"off": slab.off, "short": slab.short}
+        if slab
+        else None,
         "moving_blocks": len(transfers.under_way),
         "loads": counts["loaded"],
         "evictions": {tier.name.lower(): counts[f"evicted_{tier.name.lower()}"] for tier in Tier},

@@ -25,7 +25,8 @@ class Block:
     `where[tier]` is the slot of its copy there; `coming[tier]` a slot that a copy is on its way to (two phases: it
     becomes `where` when the copy ends well, and nobody reads it before). `users[tier]` counts transfers that read
     the copy, `pins` running sequences that read the device copy; either keeps the copy where it is (R8).
-    `up` and `down` are the targets of the trips under way. `doomed`: to be forgotten as soon as nobody uses it.
+    `up` and `down` are the targets of the trips under way; `refused` is the tier that could not take it last time.
+    `doomed`: to be forgotten as soon as nobody uses it.
     """
 
     __slots__ = (
@@ -36,7 +37,7 @@ class Block:
         "key",
         "parent",
         "pins",
-        "unwritable",
+        "refused",
         "up",
         "urgent",
         "users",
@@ -56,7 +57,7 @@ class Block:
         self.down: Tier | None = None
         self.urgent = False
         self.doomed = False
-        self.unwritable = False
+        self.refused: Tier | None = None
         self.waiters: list[Waiter] = []
 
     def has(self, tier: Tier) -> bool:
@@ -162,7 +163,12 @@ class Book:
             self.orphans.pop(block.key, None)
 
     def hold(self, session: str, task: str, keys: Sequence[BlockKey], tokens: int, now_s: float) -> list[Block]:
-        """Set what the session consists of. Returns the blocks that lost their last holder by it."""
+        """Set what the session consists of. Returns the blocks that lost their last holder by it.
+
+        Raises ValueError, and changes nothing, if a key comes twice: a chain cannot contain itself.
+        """
+        if len(set(keys)) != len(keys):
+            raise ValueError("a session's keys must differ")
         holding = self.holdings.get(session)
         if holding is None:
             holding = self.holdings[session] = Holding(session, task, now_s)
@@ -177,8 +183,6 @@ class Book:
             self._unhold(block, holding)
         for i in range(same, len(keys)):
             block = self.ensure(keys[i], keys[i - 1] if i else None)
-            if session in block.holders:
-                raise ValueError("a session's keys must differ")
             block.holders[session] = holding
             block.doomed = False
             self.orphans.pop(block.key, None)

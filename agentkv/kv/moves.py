@@ -1,6 +1,6 @@
-"""Moves: what WRITE, DEMOTE and PREFETCH do to a session's blocks.
+"""Moves: what WRITE, DEMOTE, PREFETCH and DROP do to a session's blocks.
 
-Covers choosing the blocks and starting their trips. When a move is due is the planner's concern: one that is given
+Covers choosing the blocks and starting their trips, and forgetting a session. When a move is due is the planner's concern: one that is given
 here is carried out at once.
 """
 
@@ -38,6 +38,8 @@ class Moves:
         holding = self._book.holdings.get(move.session)
         if holding is None:
             return self._nothing(move, deliver, "an unknown session")
+        if move.action == Action.DROP:
+            return self._at_once(move, deliver, Outcome.DONE, blocks=self.forget(move.session))
         if move.action == Action.PREFETCH:
             return self._prefetch(move, holding, deliver)
         to = move.to if move.to is not None else Tier.HOST
@@ -80,8 +82,9 @@ class Moves:
         upwards: bool,
     ) -> bool:
         if not blocks:
-            detail = f"no room for {skipped} blocks" if skipped else "every block is there already"
-            return self._nothing(move, deliver, detail, outcome=Outcome.FAILED if skipped else Outcome.NOTHING)
+            if skipped:
+                return self._at_once(move, deliver, Outcome.FAILED, detail=f"no room for {skipped} blocks")
+            return self._nothing(move, deliver, "every block is there already")
         consignment = Consignment(
             move,
             blocks=len(blocks),
@@ -99,11 +102,26 @@ class Moves:
             self._transfers.down(ordered, to, urgent=False, errand=consignment, below=holding)
         return True
 
-    def _nothing(
-        self, move: Move, deliver: Callable[[Receipt], None], detail: str, *, outcome: Outcome = Outcome.NOTHING
+    def forget(self, session: str) -> int:
+        """Forget the session without writing a byte; returns how many blocks nobody else holds."""
+        alone = self._book.let_go(session)
+        for block in reversed(alone):
+            self._transfers.forget(block)
+        return len(alone)
+
+    def failure(self, move: Move, detail: str) -> Receipt:
+        """The receipt of a move that could not be carried out."""
+        now_s = self._now_s()
+        return Receipt(move=move, outcome=Outcome.FAILED, submitted_s=now_s, finished_s=now_s, detail=detail)
+
+    def _nothing(self, move: Move, deliver: Callable[[Receipt], None], detail: str) -> bool:
+        return self._at_once(move, deliver, Outcome.NOTHING, detail=detail)
+
+    def _at_once(
+        self, move: Move, deliver: Callable[[Receipt], None], outcome: Outcome, *, blocks: int = 0, detail: str = ""
     ) -> bool:
         now_s = self._now_s()
-        receipt = Receipt(move=move, outcome=outcome, submitted_s=now_s, finished_s=now_s, detail=detail)
+        receipt = Receipt(move=move, outcome=outcome, blocks=blocks, submitted_s=now_s, finished_s=now_s, detail=detail)
         self._transfers.calls.append(lambda: deliver(receipt))
         return False
 

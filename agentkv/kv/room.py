@@ -73,7 +73,7 @@ class Room:
 
     def _write(self, block: Block) -> bool:
         """Start writing a dirty block to the host; False if that cannot work."""
-        if block.unwritable or not self._transfers.has_host:
+        if block.refused == Tier.HOST or not self._transfers.has_host:
             return False
         holding = min(block.holders.values(), key=lambda one: one.back_in_s(self._now_s()))
         self._transfers.down([block], Tier.HOST, urgent=True, errand=None, below=holding)
@@ -103,7 +103,7 @@ class Room:
                 break
             if not block.evictable(Tier.HOST):
                 continue
-            if disk and block.holders and not block.unwritable:
+            if disk and block.holders and block.refused != Tier.DISK:
                 self._transfers.down([block], Tier.DISK, urgent=True, errand=None, below=below)
                 coming += 1
             else:

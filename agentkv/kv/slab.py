@@ -107,12 +107,14 @@ class Slab:
                 f"disk memory of {format_bytes(capacity_bytes)} holds {self.capacity} blocks of "
                 f"{format_bytes(self.slot_bytes)}; at least {MIN_SLOTS} are needed"
             )
-        self.off: str | None = None
-        """Why no new block is taken at the moment; None if all is well."""
+        self.short: str | None = None
+        """Why the slab could not grow to its capacity when it last tried; it works with what it has."""
         self.checksum_failures = 0
         self._segment_slots = max(MIN_SLOTS, segment_bytes // self.slot_bytes)
         self._retry_s = retry_s
-        self._retry_at_s = 0.0
+        self._failure = ""
+        self._failed_until_s = 0.0
+        self._grow_at_s = 0.0
         self._lock = threading.Lock()
         self._grow_lock = threading.Lock()
         self._free = FreeMap(0)
@@ -121,9 +123,8 @@ class Slab:
         self._sums: dict[int, int] = {}
         self._lair = Lair(directory)
         if not self._grow():
-            reason = self.off
             self._lair.close()
-            raise ConfigError(f"the disk tier at {directory} cannot start: {reason}")
+            raise ConfigError(f"the disk tier at {directory} cannot start: {self.short}")
 
     @property
     def path(self) -> Path:
@@ -131,9 +132,19 @@ class Slab:
         return self._lair.path
 
     @property
+    def off(self) -> str | None:
+        """Why no block is written at the moment; None if all is well. After a failed write it lapses by itself."""
+        return self._failure if time.monotonic() < self._failed_until_s else None
+
+    @property
     def slots(self) -> int:
         """Slots on disk now; grows up to `capacity`."""
         return self._free.size
+
+    @property
+    def size_bytes(self) -> int:
+        """Disk space taken by the files."""
+        return self.slots * self.slot_bytes
 
     @property
     def used(self) -> int:
@@ -141,15 +152,13 @@ class Slab:
         return self._free.size - len(self._free)
 
     def reserve(self, n: int) -> list[int]:
-        """Up to `n` slots, neighbours where possible; fewer if the slab is full or off. May take long (it makes
-        files): for a writer's thread only.
+        """Up to `n` slots, neighbours where possible; fewer if the slab is full. May take long (it makes files): for
+        a writer's thread only.
         """
-        if self.off is not None and time.monotonic() < self._retry_at_s:
+        if self.off is not None:
             return []
-        if len(self._free) < n and self.slots < self.capacity:
+        if len(self._free) < n and self.slots < self.capacity and time.monotonic() >= self._grow_at_s:
             self._grow()
-        elif self.off is not None:
-            self.off = None
         with self._lock:
             return self._free.take(min(n, len(self._free)))
 
@@ -172,7 +181,9 @@ class Slab:
         except OSError as error:
             for image in images:
                 self._sums.pop(image.slot, None)
-            self._pause(f"a write failed: {error}")
+            self._failure = f"a write failed: {error}"
+            self._failed_until_s = time.monotonic() + self._retry_s
+            warn_once("kv_disk_off", reason=self._failure, path=str(self.path), retry_s=self._retry_s)
             raise
 
     def read(self, images: Sequence[SlotImage], *, verify: bool = True) -> list[bool]:
@@ -207,7 +218,7 @@ class Slab:
         return runs
 
     def _grow(self) -> bool:
-        """Add a segment, a smaller one where space is short. False, and off for a while, if none fits."""
+        """Add a segment, a smaller one where space is short. False, and not tried again for a while, if none fits."""
         with self._grow_lock:
             most = min(self._segment_slots, self.capacity - self.slots)
             least = min(most, max(MIN_SLOTS, _SMALLEST_SEGMENT_BYTES // self.slot_bytes))
@@ -227,19 +238,16 @@ class Slab:
                     error = str(failure)
                 wanted = wanted // 2 if wanted // 2 >= least or wanted == least else least
             else:
-                self._pause(error)
+                self.short = error
+                self._grow_at_s = time.monotonic() + self._retry_s
+                warn_once("kv_disk_short", reason=error, path=str(self.path), have=format_bytes(self.size_bytes))
                 return False
             with self._lock:
                 self._starts.append(self._free.size)
                 self._segments.append(segment)
                 self._free.grow(wanted)
-            self.off = None
+            self.short = None
             return True
-
-    def _pause(self, reason: str) -> None:
-        self.off = reason
-        self._retry_at_s = time.monotonic() + self._retry_s
-        warn_once("kv_disk_off", reason=reason, path=str(self.path), retry_s=self._retry_s)
 
     def check(self) -> None:
         """Recount."""

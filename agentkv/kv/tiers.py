@@ -18,7 +18,7 @@ from typing import Any, Self
 import torch
 
 from agentkv.clock import Clock, SystemClock
-from agentkv.core.residency import Action, Move, Outcome, Receipt, Residency, Tier
+from agentkv.core.residency import Action, Move, Receipt, Residency, Tier
 from agentkv.errors import ConfigError
 from agentkv.kv.audit import check, figures
 from agentkv.kv.book import NOWHERE, Block, Book, Holding
@@ -28,7 +28,7 @@ from agentkv.kv.host import HostArena
 from agentkv.kv.index import BlockKey
 from agentkv.kv.moves import Moves
 from agentkv.kv.slab import Slab
-from agentkv.kv.streams import Event, Memory, Streams
+from agentkv.kv.streams import Event, Memory, Streams, streams_for
 from agentkv.kv.ticket import Lease, Ticket
 from agentkv.kv.transfers import Transfers
 from agentkv.log import failed
@@ -77,7 +77,7 @@ class Tiers:
         self._closed = False
         self._hits: Counter[str] = Counter()
         self._moved: Counter[str] = Counter()
-        self.streams: Streams = streams if streams is not None else _streams_for(self._device)
+        self.streams: Streams = streams if streams is not None else streams_for(self._device)
         self.streams.bind(Memory(pool=self._device, arena=self._host))
         self._transfers = Transfers(
             book=self._book,
@@ -180,7 +180,7 @@ class Tiers:
                 from_disk=len(new) - from_host,
             )
             for block in blocks:
-                block.doomed = False
+                block.doomed, block.refused = False, None
             self.streams.taken(device=[block.coming[Tier.DEVICE] for block in new])
             self._transfers.up(
                 [blocks[i] for i in loading], Tier.DEVICE, urgent=True, errand=lease.ticket, indices=loading
@@ -310,43 +310,27 @@ class Tiers:
         try:
             with self._locked():
                 self._moved[move.action.value] += 1
-                if move.action == Action.DROP:
-                    return self._drop_move(move, deliver)
+                self._room_changed |= move.action == Action.DROP
                 return self._moves.carry_out(move, deliver)
         except Exception as error:
             failed("kv_move_failed", session=move.session, action=move.action.value, error=repr(error))
-            now_s = self._clock.now_s()
-            deliver(Receipt(move=move, outcome=Outcome.FAILED, submitted_s=now_s, finished_s=now_s, detail=repr(error)))
+            deliver(self._moves.failure(move, repr(error)))
             return False
-
-    def _drop_move(self, move: Move, deliver: Callable[[Receipt], None]) -> bool:
-        now_s = self._clock.now_s()
-        known = move.session in self._book.holdings
-        blocks = self._forget_session(move.session)
-        outcome = Outcome.DONE if known else Outcome.NOTHING
-        receipt = Receipt(move=move, outcome=outcome, blocks=blocks, submitted_s=now_s, finished_s=now_s)
-        self._transfers.calls.append(lambda: deliver(receipt))
-        return False
 
     def drop(self, session: str) -> None:
         """Forget the session without writing a byte (A6). Blocks that others hold stay; so do those that a sequence
         uses, until it releases them.
         """
         with self._locked():
-            self._forget_session(session)
+            self._moves.forget(session)
+            self._room_changed = True
 
     def drop_task(self, task: str) -> None:
         """`drop` each of the task's sessions."""
         with self._locked():
             for session in [one.session for one in self._book.holdings.values() if one.task == task]:
-                self._forget_session(session)
-
-    def _forget_session(self, session: str) -> int:
-        alone = self._book.let_go(session)
-        for block in reversed(alone):
-            self._transfers.forget(block)
-        self._room_changed = True
-        return len(alone)
+                self._moves.forget(session)
+            self._room_changed = True
 
     def expect(self, session: str, at_s: float | None) -> None:
         """When the session is expected back (monotonic; None = unknown): whoever is back last is evicted first."""
@@ -415,13 +399,3 @@ class Tiers:
 
 def _device_block(block: Block) -> int:
     return block.where[Tier.DEVICE] if block.has(Tier.DEVICE) else block.coming[Tier.DEVICE]
-
-
-def _streams_for(device: DevicePool) -> Streams:
-    if device.pool.is_cuda:
-        from agentkv.kv.streams.cuda import CudaStreams
-
-        return CudaStreams(device.pool.device)
-    from agentkv.kv.streams.cpu import CpuStreams
-
-    return CpuStreams()

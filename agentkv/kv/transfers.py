@@ -24,7 +24,7 @@ from agentkv.kv.host import HostArena
 from agentkv.kv.mover import Job, Lane, LaneName, Rate
 from agentkv.kv.room import Room
 from agentkv.kv.slab import Slab, SlotImage
-from agentkv.kv.streams import DONE, Direction, Event, Run, Streams
+from agentkv.kv.streams import DONE, Direction, Event, Streams, runs_of
 from agentkv.kv.ticket import Errand, Waiter
 from agentkv.units import MIB
 
@@ -43,7 +43,8 @@ _ENDS: dict[LaneName, tuple[Tier, Tier]] = {
 @dataclass(eq=False, slots=True)
 class _Wanted:
     """Blocks that wait for host slots; room may be made at the cost of what goes before `below` only. For urgent
-    ones, copies that are elsewhere too go whoever holds them."""
+    ones, copies that are elsewhere too go whoever holds them.
+    """
 
     blocks: deque[Block]
     below: Holding | None
@@ -216,7 +217,7 @@ class Transfers:
             return False
         for block in wanted.blocks:
             block.users[_ENDS[wanted.lane][0]] -= 1
-            self._fail(block, up=wanted.lane == "read")
+            self._fail(block, up=wanted.lane == "read", at=Tier.HOST)
             self._rest(block)
         return True
 
@@ -274,14 +275,7 @@ class Transfers:
         return block.doomed and block.pins == 0
 
     def _copy(self, direction: Direction, pairs: Iterable[tuple[int, int]], after: Sequence[Event]) -> Event:
-        runs: list[Run] = []
-        for device, host in sorted(pairs):
-            last = runs[-1] if runs else None
-            if last and (device, host) == (last.device_block + last.n, last.host_block + last.n):
-                runs[-1] = last._replace(n=last.n + 1)
-            else:
-                runs.append(Run(device, host, 1))
-        return self._streams.copy(direction, runs, after)
+        return self._streams.copy(direction, runs_of(pairs), after)
 
     def _read(self, job: Job) -> Event:
         assert self.slab is not None
@@ -332,7 +326,7 @@ class Transfers:
             if lane == "read" and not self._called_off(block):
                 self.give(Tier.DISK, self.book.vacate(block, Tier.DISK))
                 self.counts["lost_on_disk"] += 1
-            self._fail(block, up=upwards)
+            self._fail(block, up=upwards, at=to)
         self._rest(block)
 
     def _rest(self, block: Block) -> None:
@@ -350,10 +344,11 @@ class Transfers:
             block.up = None
         else:
             block.down = None
+            block.refused = None
         self._tell(block, upwards=upwards, reached=tier, ended=target == tier)
 
-    def _fail(self, block: Block, *, up: bool) -> None:
-        """The block's trip ends here."""
+    def _fail(self, block: Block, *, up: bool, at: Tier) -> None:
+        """The block's trip ends before the tier `at`."""
         if up:
             block.up = None
             slot, block.coming[Tier.DEVICE] = block.coming[Tier.DEVICE], NOWHERE
@@ -364,7 +359,7 @@ class Transfers:
                 self.give(Tier.DEVICE, slot)
         else:
             block.down = None
-            block.unwritable = True
+            block.refused = at
         self._tell(block, upwards=up, reached=None, ended=True)
 
     def _tell(self, block: Block, *, upwards: bool, reached: Tier | None, ended: bool) -> None:

@@ -148,9 +148,7 @@ def crowd_a_running_session(r):
 )
 def test_every_scenario_is_clean_under_every_seed(rig_class, tmp_path, scenario, sizes):
     """With all rules in force no legal order of events spoils a byte."""
-    assert [] == spoilt(
-        scenario, lambda seed: rig_class(streams=AdversarialStreams(seed), directory=tmp_path, **sizes)
-    )
+    assert [] == spoilt(scenario, lambda seed: rig_class(streams=AdversarialStreams(seed), directory=tmp_path, **sizes))
 
 
 def test_r1_without_waiting_for_the_last_write_is_noticed(rig_class):
@@ -186,9 +184,7 @@ def test_r3_reusing_a_device_slot_before_its_copy_ended_is_noticed(rig_class, tm
 def test_r4_reusing_a_host_slot_before_its_copy_ended_is_noticed(rig_class, monkeypatch):
     """A host slot is reused only after its copy or write end."""
     _heedless_of(monkeypatch, Tier.HOST)
-    assert spoilt(
-        reuse_of_a_host_slot, lambda seed: rig_class(device=9, host=4, streams=AdversarialStreams(seed))
-    )
+    assert spoilt(reuse_of_a_host_slot, lambda seed: rig_class(device=9, host=4, streams=AdversarialStreams(seed)))
 
 
 def test_r7_computing_before_the_ticket_is_noticed(rig_class):

@@ -336,9 +336,9 @@ def test_residency_prices_are_positive_and_ordered(rig):
 
 def test_sizes_that_cannot_work_are_refused(rig_class):
     """The message names the tier and the numbers."""
-    with pytest.raises(ConfigError, match="device memory of .* holds 1 blocks"):
+    with pytest.raises(ConfigError, match=r"device memory of .* holds 1 blocks"):
         rig_class(device=1)
-    with pytest.raises(ConfigError, match="host memory of .* holds 1 blocks"):
+    with pytest.raises(ConfigError, match=r"host memory of .* holds 1 blocks"):
         rig_class(host=1)
 
 

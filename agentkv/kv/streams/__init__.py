@@ -6,7 +6,7 @@ Covers the protocol and the events that need no device. The backends: `cpu`, `cu
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol
 
@@ -23,6 +23,18 @@ class Run(NamedTuple):
     device_block: int
     host_block: int
     n: int
+
+
+def runs_of(pairs: Iterable[tuple[int, int]]) -> list[Run]:
+    """(device block, host slot) pairs as few runs."""
+    runs: list[Run] = []
+    for device, host in sorted(pairs):
+        last = runs[-1] if runs else None
+        if last and (device, host) == (last.device_block + last.n, last.host_block + last.n):
+            runs[-1] = last._replace(n=last.n + 1)
+        else:
+            runs.append(Run(device, host, 1))
+    return runs
 
 
 class Event(Protocol):
@@ -110,3 +122,14 @@ class Streams(Protocol):
         ...
 
     def close(self) -> None: ...
+
+
+def streams_for(device: DevicePool) -> Streams:
+    """The backend for where the pool is."""
+    if device.pool.is_cuda:
+        from agentkv.kv.streams.cuda import CudaStreams
+
+        return CudaStreams(device.pool.device)
+    from agentkv.kv.streams.cpu import CpuStreams
+
+    return CpuStreams()
