@@ -188,7 +188,7 @@ class AgentKV:
         self._check_open()
         request = self._identified(request)
         account = self._books.account(request.caller.task)
-        input_tokens = self.engine.count_tokens(request) if account.budget.tokens is not None else 0
+        input_tokens = self.engine.count_tokens(request)
         reservation = account.reserve(input_tokens + (request.sampling.max_tokens or 0))
         try:
             stream = self.engine.submit(request)

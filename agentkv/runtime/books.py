@@ -95,7 +95,7 @@ class Books:
                 usage, timing, status = generation.usage, generation.timing, "ok"
                 session, model = generation.session, generation.model or self._model
             else:
-                usage = Usage(input_tokens=input_tokens, output_tokens=len(stream.partial), calls=1)
+                usage = Usage(input_tokens=input_tokens, output_tokens=stream.partial_tokens, calls=1)
                 timing = Timing(total_s=self._clock.now_s() - started_s)
                 status = "aborted" if isinstance(error, GenerationCancelled) else "failed"
                 session, model = request.session or "", self._model
@@ -117,6 +117,9 @@ class Books:
                     timing=timing,
                     status=status,
                     priority=int(request.priority),
+                    estimated=len(stream.partial) != stream.partial_tokens
+                    if generation is None
+                    else generation.estimated,
                 )
             )
 
