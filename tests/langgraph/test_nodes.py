@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 import functools
 import operator
 from typing import Annotated, Any, Literal, TypedDict
 
 import pytest
 from agentkv_langgraph.nodes import wrap
+from langchain_core.messages import AIMessage
 from langchain_core.runnables import RunnableConfig, RunnableLambda
-from langgraph.graph import END, START, StateGraph
+from langchain_core.tools import tool
+from langgraph.checkpoint.memory import InMemorySaver
+from langgraph.graph import END, START, MessagesState, StateGraph
+from langgraph.prebuilt import InjectedState, ToolNode, ToolRuntime
 from langgraph.runtime import Runtime
 from langgraph.store.base import BaseStore
 from langgraph.store.memory import InMemoryStore
@@ -259,8 +264,6 @@ def test_what_a_node_raises_passes_through_and_the_hooks_hear_it() -> None:
 
 def test_an_interrupt_and_a_parent_command_pass_through() -> None:
     """A decorated node pauses its graph, and a decorated subgraph node routes its parent."""
-    from langgraph.checkpoint.memory import InMemorySaver
-
     log = Log()
 
     @log.wrap
@@ -293,8 +296,6 @@ def test_an_interrupt_and_a_parent_command_pass_through() -> None:
 
 def test_an_async_generator_that_is_closed_early_closes_the_original() -> None:
     """Cleaning up in the original runs when its consumer stops, and the hooks hear of it."""
-    import asyncio
-
     log, closed = Log(), []
 
     async def numbers() -> Any:
@@ -318,3 +319,22 @@ def test_something_that_cannot_be_a_node_is_refused() -> None:
     """The error names the type."""
     with pytest.raises(TypeError, match="not int"):
         Log().wrap(3)
+
+
+async def test_a_decorated_tool_keeps_its_injected_arguments_out_of_its_schema() -> None:
+    """A ToolNode injects state and runtime into a decorated async function, and the model never sees them."""
+    log = Log()
+
+    async def look_up(word: str, state: Annotated[dict, InjectedState], runtime: ToolRuntime) -> str:
+        """Look a word up."""
+        return f"{word} {len(state['messages'])} {runtime.tool_call_id}"
+
+    decorated = tool(log.wrap(look_up))
+    assert {"word"} == set(decorated.tool_call_schema.model_json_schema()["properties"])
+    graph = StateGraph(MessagesState)
+    graph.add_node("tools", ToolNode([decorated]))
+    graph.add_edge(START, "tools")
+    call = AIMessage("", tool_calls=[{"name": "look_up", "args": {"word": "kv"}, "id": "call-1"}])
+    state = await graph.compile().ainvoke({"messages": [call]})
+    assert "kv 1 call-1" == state["messages"][-1].text
+    assert ["enter", ("leave", 1, "NoneType")] == log.events

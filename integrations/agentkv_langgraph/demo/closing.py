@@ -49,7 +49,7 @@ def closing_table(run: Outcome, replay: Outcome | None) -> Table:
         title="Closing table: stalls of resuming after a tool",
         title_justify="left",
         box=box.SIMPLE_HEAD,
-        pad_edge=False,
+        padding=(0, 1, 0, 0),
     )
     table.add_column("task")
     table.add_column("tools", justify="right")
@@ -57,7 +57,7 @@ def closing_table(run: Outcome, replay: Outcome | None) -> Table:
     if replay is not None:
         table.add_column("recompute\nms med/max", justify="right")
     table.add_column("MiB moved to\nhost/disk/up", justify="right")
-    table.add_column("seconds of\ntool/prefill/decode/stall", justify="right")
+    table.add_column("seconds: tools/\nprefill/decode/stall", justify="right")
     everyone = list(run.bills.values())
     for title, bill in run.bills.items():
         again = None if replay is None else replay.bills[title].resume_stalls_s
