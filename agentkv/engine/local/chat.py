@@ -73,8 +73,6 @@ class Chat:
                 param="messages",
                 code="no_chat_template",
             )
-        if not messages:
-            raise RequestInvalid("messages is empty", param="messages")
         turns: list[dict[str, Any]] = []
         for message in messages:
             turn = self._turn(message, raw_of, results=self._knows_results)

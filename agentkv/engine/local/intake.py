@@ -7,11 +7,10 @@ error that names the field or the numbers.
 from __future__ import annotations
 
 import itertools
-import math
 from collections.abc import Callable
 
 from agentkv.clock import Clock
-from agentkv.engine.base import Request, Sampling, Stream
+from agentkv.engine.base import Request, Stream
 from agentkv.engine.local.answer import Answer
 from agentkv.engine.local.chat import Chat, spec_of
 from agentkv.engine.local.loader import LoadedModel
@@ -56,7 +55,6 @@ class Intake:
         Raises RequestInvalid and its kin; then nothing has happened.
         """
         submitted_s = self._clock.now_s()
-        _check_sampling(request.sampling)
         _check_forced(request.forced_ids, self._loaded.vocabulary)
         session, transcript, kept = self._prompt(request)
         max_tokens = self._max_tokens(request, len(transcript.ids))
@@ -89,8 +87,6 @@ class Intake:
 
     def _prompt(self, request: Request) -> tuple[Session, Transcript, int]:
         """(session, the prompt's transcript, how many of its ids were taken over)."""
-        if (request.messages is None) == (request.prompt is None):
-            raise RequestInvalid("give either messages or prompt, exactly one of them", param="messages")
         task = request.caller.task
         if request.messages is not None:
             text = self._chat.render(request.messages, request.tools, lambda id_: self._sessions.raw_of(task, id_))
@@ -128,29 +124,8 @@ class Intake:
         return TagGate()
 
 
-def _check_sampling(sampling: Sampling) -> None:
-    if sampling.max_tokens is not None and not _is_count(sampling.max_tokens):
-        raise RequestInvalid(f"max_tokens={sampling.max_tokens!r} must be 1 or more", param="max_tokens")
-    if not _is_number(sampling.temperature) or sampling.temperature < 0:
-        raise RequestInvalid(f"temperature={sampling.temperature!r} must be 0 or more", param="temperature")
-    if not _is_number(sampling.top_p) or not 0 < sampling.top_p <= 1:
-        raise RequestInvalid(f"top_p={sampling.top_p!r} must be above 0 and at most 1", param="top_p")
-    if isinstance(sampling.stop, str) or not all(isinstance(stop, str) and stop for stop in sampling.stop):
-        raise RequestInvalid(f"stop={sampling.stop!r} must hold texts that are not empty", param="stop")
-    if sampling.seed is not None and not isinstance(sampling.seed, int):
-        raise RequestInvalid(f"seed={sampling.seed!r} must be a whole number", param="seed")
-
-
 def _check_forced(forced_ids: tuple[int, ...] | None, vocabulary: int) -> None:
     if forced_ids is None:
         return
     if not forced_ids or not all(isinstance(id_, int) and 0 <= id_ < vocabulary for id_ in forced_ids):
         raise RequestInvalid(f"forced_ids must be one or more ids below {vocabulary}", param="forced_ids")
-
-
-def _is_count(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= 1
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)

