@@ -332,6 +332,17 @@ class Tiers:
                 self._moves.forget(session)
             self._room_changed = True
 
+    def vacate(self, session: str, tier: Tier) -> int:
+        """Give up the session's unused copies in `tier` that are elsewhere too, pressed or not; returns how many."""
+        with self._locked():
+            holding = self._book.holdings.get(session)
+            found = [] if holding is None else [b for b in reversed(holding.chain) if b.has(tier) and b.evictable(tier)]
+            spare = [b for b in found if any(b.has(other) for other in Tier if other != tier)]
+            for block in spare:
+                self._transfers.evict(block, tier)
+            self._room_changed = True
+            return len(spare)
+
     def expect(self, session: str, at_s: float | None) -> None:
         """When the session is expected back (monotonic; None = unknown): whoever is back last is evicted first."""
         with self._lock:

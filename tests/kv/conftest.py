@@ -92,6 +92,8 @@ class Rig:
     def start(self, session, keys, *, wait=True):
         """Lease what is there and read it on the compute stream."""
         lease = self.until(lambda: self.tiers.acquire(session, keys))
+        if not self.threads and not isinstance(self.streams, AdversarialStreams):
+            self.until(lambda: lease.ticket.done or None)
         if wait:
             self.streams.compute_wait(lease.ticket.event)
         self.read(session, lease.blocks, keys, lease.ticket)
