@@ -60,8 +60,9 @@ def test_a_stop_signal_passes_and_the_bus_works_afterwards(stop):
 def test_unsubscribing_twice_removes_one_subscription_only():
     """The same function subscribed twice is two subscriptions."""
     bus, heard = Bus(), []
-    leave = bus.subscribe(heard.append)
-    bus.subscribe(heard.append)
+    hear = heard.append
+    leave = bus.subscribe(hear)
+    bus.subscribe(hear)
     leave()
     leave()
     bus.publish(hint())

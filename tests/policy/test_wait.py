@@ -148,6 +148,15 @@ def test_nothing_is_demoted_that_would_be_called_back_at_once():
     assert only_move(policy(resident(), points, 0.0, 0.3)).to is Tier.HOST
 
 
+def test_between_the_durations_of_a_broad_history_the_context_stays():
+    """Called back at the early end; the next known duration is a second away, several ways back are not."""
+    points = forecast(*[20.0 + i for i in range(21)])
+    back = resident(host_blocks=100, unwritten_blocks=0)
+    assert ladder()(back, points, 0.0, 23.0).moves == ()
+    gap = forecast(20.0, 21.0, 60.0, 60.0, 60.0, 60.0)
+    assert only_move(ladder()(back, gap, 0.0, 23.0)).action is Action.DEMOTE
+
+
 def test_a_wait_that_is_barely_late_is_not_given_up():
     """Called back for 30 s, still running at 31: the blocks stay; at 40 s they leave."""
     points = forecast(*[30.0] * 9)
