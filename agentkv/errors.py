@@ -2,6 +2,7 @@
 
     AgentKVError
     |- ConfigError (ValueError)         an option that cannot work: unknown policy, tier of size 0, typo
+    |  `- DiskUnavailable               a folder that cannot hold the disk tier: not writable, full
     |- ExtraMissing (ImportError)       a part needs a package that is not installed
     |- ModelError
     |  |- ModelNotFound                 no such folder, file or package; says where we looked
@@ -27,6 +28,10 @@ class AgentKVError(Exception):
 
 class ConfigError(AgentKVError, ValueError):
     """An option that cannot work; the message names the option, its value and what is allowed."""
+
+
+class DiskUnavailable(ConfigError):
+    """A folder that cannot hold the disk tier. The engine goes on without it and warns once."""
 
 
 class ExtraMissing(AgentKVError, ImportError):

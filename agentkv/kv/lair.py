@@ -13,7 +13,7 @@ import shutil
 import uuid
 from pathlib import Path
 
-from agentkv.errors import ConfigError
+from agentkv.errors import DiskUnavailable
 from agentkv.log import get_logger
 
 _PREFIX = "agentkv-"
@@ -23,7 +23,7 @@ _LOCK = ".lock"
 class Lair:
     """Makes a directory (0700) below `root` that only this process uses, after sweeping the dead ones.
 
-    Raises ConfigError, naming the path and the reason, where that is not possible.
+    Raises DiskUnavailable, naming the path and the reason, where that is not possible.
     """
 
     def __init__(self, root: str | Path) -> None:
@@ -35,7 +35,7 @@ class Lair:
             self.path = self._lock_path.with_suffix("")
             self.path.mkdir(mode=0o700)
         except OSError as error:
-            raise ConfigError(
+            raise DiskUnavailable(
                 f"the disk tier cannot use {root}: {error.strerror or error}; "
                 "give a directory that can be written, or no disk"
             ) from error

@@ -19,7 +19,7 @@ from typing import NamedTuple, Self
 
 import xxhash
 
-from agentkv.errors import ConfigError
+from agentkv.errors import ConfigError, DiskUnavailable
 from agentkv.kv.freemap import FreeMap
 from agentkv.kv.geometry import MIN_SLOTS, SLOT_ALIGN_BYTES
 from agentkv.kv.index import BlockKey
@@ -87,7 +87,8 @@ class _Segment:
 class Slab:
     """Slots for blocks below `directory`, at most `capacity_bytes` of disk. Thread-safe; a context manager.
 
-    Raises ConfigError if `directory` cannot be made or written, or has no room for a first segment.
+    Raises DiskUnavailable if `directory` cannot be made or written, or has no room for a first segment, ConfigError for
+    a capacity that holds no block.
     """
 
     def __init__(
@@ -124,7 +125,7 @@ class Slab:
         self._lair = Lair(directory)
         if not self._grow():
             self._lair.close()
-            raise ConfigError(f"the disk tier at {directory} cannot start: {self.short}")
+            raise DiskUnavailable(f"the disk tier at {directory} cannot start: {self.short}")
 
     @property
     def path(self) -> Path:

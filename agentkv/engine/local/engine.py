@@ -24,13 +24,13 @@ from agentkv.engine.local.runner import Runner
 from agentkv.engine.local.sampler import choose
 from agentkv.engine.local.sequence import Sequence
 from agentkv.engine.local.sessions import Sessions
-from agentkv.errors import Closed, ConfigError, ModelError
+from agentkv.errors import Closed, ConfigError, DiskUnavailable, ModelError
 from agentkv.kv.geometry import BLOCK_TOKENS
 from agentkv.kv.index import root_key
 from agentkv.kv.slab import Slab
 from agentkv.kv.streams import Streams
 from agentkv.kv.tiers import Tiers
-from agentkv.log import failed
+from agentkv.log import failed, warn_once
 
 _RETRY_S = 0.02
 """Longest sleep while somebody waits for memory; `on_room` usually wakes us earlier."""
@@ -65,7 +65,7 @@ class LocalEngine:
         self.model = model.name
         self.context_tokens = model.context_tokens
         self._clock: Clock = clock or SystemClock()
-        slab = None if disk is None else Slab(disk, disk_memory, model.geometry.block_bytes)
+        slab, self._disk_off = _slab(disk, disk_memory, model.geometry.block_bytes)
         try:
             self.tiers = Tiers(
                 geometry=model.geometry,
@@ -125,6 +125,7 @@ class LocalEngine:
             "preemptions": batch.preemptions,
             **{name: self._counts[name] for name in _COUNTED},
             "prefill_tokens_s": self._prefill_tokens_s,
+            "disk_off": self._disk_off,
             "kv": self.tiers.stats(),
         }
 
@@ -330,6 +331,17 @@ class LocalEngine:
             except Exception as second:
                 failed("engine_call_not_settled", error=repr(second))
             sequence.stream.fail(ModelError(f"the model failed while computing: {error!r}"))
+
+
+def _slab(disk: Path | None, disk_memory: int, block_bytes: int) -> tuple[Slab | None, str]:
+    """The disk tier and "", or None and why it is off: without it the engine works, only less well."""
+    if disk is None:
+        return None, "no folder was given"
+    try:
+        return Slab(disk, disk_memory, block_bytes), ""
+    except DiskUnavailable as error:
+        warn_once("disk_tier_off", reason=str(error))
+        return None, str(error)
 
 
 _COUNTED = ("steps", "completed", "cancelled", "prefill_tokens", "output_tokens")
