@@ -6,7 +6,6 @@ same facts give the same bill, in this process or from a saved ledger.
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Self
@@ -116,6 +115,8 @@ class Bill:
 
     def to_json(self) -> dict[str, Any]:
         """The bill as plain JSON values."""
+        import statistics
+
         return {
             "v": VERSION,
             "task": self.task,
