@@ -153,6 +153,8 @@ def test_sampling_is_taken_from_the_call_then_the_binding_then_the_constructor(m
     model.invoke("a")
     model.bind(max_tokens=20, seed=0, stop=["Y"]).invoke("a")
     model.bind(max_tokens=20).invoke("a", max_tokens=30, temperature=0.0, stop=["Z"])
+    model.invoke("a", stop=[])
+    assert () == kv.engine.requests.pop().sampling.stop
     got = [(s.max_tokens, s.temperature, s.top_p, s.seed, s.stop) for s in (r.sampling for r in kv.engine.requests)]
     assert [(10, 0.5, 0.9, 1, ("X",)), (20, 0.5, 0.9, 0, ("Y",)), (30, 0.0, 0.9, 1, ("Z",))] == got
 

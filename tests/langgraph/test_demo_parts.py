@@ -108,6 +108,7 @@ def test_clipped_output_keeps_head_and_tail_and_says_what_is_missing() -> None:
     assert clipped.startswith("line 0\n")
     assert clipped.endswith("line 999")
     assert "characters left out" in clipped
+    assert 40 < count_words(clipped) <= 60
     assert "(no output)" == clip("", 60, count_words)
 
 
@@ -213,6 +214,21 @@ def test_a_stopped_recorder_cancels_running_calls_and_starts_no_more(make_kv, bl
         stream.result()
     with pytest.raises(Stopped):
         recorder.submit(Request(prompt="x"))
+
+
+def test_a_call_that_starts_while_the_demo_stops_is_cancelled_too(make_kv, block_engine) -> None:
+    """Between the look at the flag and the note of the stream there is no gap."""
+    from agentkv.engine.base import Request
+    from agentkv.errors import GenerationCancelled
+
+    class StopsMeanwhile(block_engine):
+        def submit(self, request):
+            recorder.stop()
+            return super().submit(request)
+
+    recorder = Recorder(make_kv(engine=StopsMeanwhile(itertools.repeat("one two three"), latency_s=5.0)))
+    with pytest.raises(GenerationCancelled):
+        recorder.submit(Request(prompt="x")).result()
 
 
 def test_blocks_are_shown_once_in_the_dearest_tier_that_has_them() -> None:

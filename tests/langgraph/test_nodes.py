@@ -192,6 +192,8 @@ def test_a_callable_object_keeps_its_name_and_its_attributes() -> None:
     assert ["CountingNode"] == list(graph.nodes)
     decorated({"seen": []})
     assert (1, 1) == (decorated.calls, original.calls)
+    graph.add_node(Log().wrap(functools.partial(two_arguments, "partial")))
+    assert ["CountingNode", "partial"] == list(graph.nodes)
     decorated.calls = 7
     assert 7 == original.calls
 
@@ -225,9 +227,9 @@ def test_an_async_generator_that_is_closed_early_closes_the_original() -> None:
         stream = log.wrap(numbers)()
         assert 0 == await anext(stream)
         await stream.aclose()
+        assert [True] == closed
 
     asyncio.run(consume())
-    assert [True] == closed
     assert ["enter", ("leave", 1, "GeneratorExit")] == log.events
 
 
