@@ -231,12 +231,12 @@ def test_a_call_that_starts_while_the_demo_stops_is_cancelled_too(make_kv, block
         recorder.submit(Request(prompt="x")).result()
 
 
-def test_blocks_are_shown_once_in_the_dearest_tier_that_has_them() -> None:
-    """Copies below are not counted again; lost blocks are told."""
+def test_blocks_are_shown_in_every_tier_that_has_a_copy() -> None:
+    """Empty tiers are left out; lost blocks are told."""
     where = Residency(
         session="s", tokens=160, block_bytes=1, total_blocks=10, device_blocks=4, host_blocks=7, disk_blocks=9, missing_blocks=1
     )  # fmt: skip
-    assert "device 4 · host 5 · lost 1" == where_blocks_are(where)
+    assert "device 4 · host 7 · disk 9 · lost 1" == where_blocks_are(where)
     assert "-" == where_blocks_are(None)
 
 

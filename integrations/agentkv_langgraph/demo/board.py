@@ -89,12 +89,13 @@ def residency_of(kv: Any, key: str) -> Residency | None:
 
 
 def where_blocks_are(residency: Residency | None) -> str:
-    """For people: blocks counted once, in the dearest tier that has them."""
+    """For people: blocks with a copy in each tier (one block may have several), and those that have none."""
     if residency is None:
         return "-"
-    device = residency.device_blocks
-    held = residency.total_blocks - residency.missing_blocks
-    below = held - device
-    host = min(below, residency.host_blocks)
-    parts = (("device", device), ("host", host), ("disk", below - host), ("lost", residency.missing_blocks))
+    parts = (
+        ("device", residency.device_blocks),
+        ("host", residency.host_blocks),
+        ("disk", residency.disk_blocks),
+        ("lost", residency.missing_blocks),
+    )
     return " · ".join(f"{name} {count}" for name, count in parts if count) or "-"

@@ -56,7 +56,7 @@ def _table(board: Board, kv: Any, title: str) -> Table:
     table.add_column("phase", ratio=3, no_wrap=True, overflow="ellipsis")
     table.add_column("tools", justify="right", no_wrap=True)
     table.add_column("context", justify="right", no_wrap=True)
-    table.add_column("its blocks", ratio=2, no_wrap=True)
+    table.add_column("copies of its blocks", ratio=2, no_wrap=True)
     table.add_column("budget used", justify="right", no_wrap=True)
     for line in board.lines:
         table.add_row(
