@@ -16,7 +16,11 @@ from agentkv.kv.streams import Event, HostEvent
 
 
 class Errand(Protocol):
-    """Something made of several blocks' trips. `arrived` is called under the lock, once per block."""
+    """Something made of several blocks' trips. Called under the lock: `started` when a copy begins (once or more),
+    `arrived` once per block.
+    """
+
+    def started(self, now_s: float) -> None: ...
 
     def arrived(self, index: int, ok: bool) -> Callable[[], None] | None:
         """Block number `index` got where it should, or failed. Returns what is to be called without the lock."""
@@ -66,6 +70,9 @@ class Ticket:
                 self._callbacks.append(fn)
                 return
         fn()
+
+    def started(self, now_s: float) -> None:
+        """A copy begins (see Errand); whoever waits for the last one does not care."""
 
     def arrived(self, index: int, ok: bool) -> Callable[[], None] | None:
         """A load has ended (see Errand)."""
@@ -123,6 +130,11 @@ class Consignment:
         self._now_s = now_s
         self._known = known
         self._moved = 0
+        self._first_byte_s = 0.0
+
+    def started(self, now_s: float) -> None:
+        """A copy begins (see Errand)."""
+        self._first_byte_s = self._first_byte_s or now_s
 
     def arrived(self, index: int, ok: bool) -> Callable[[], None] | None:  # noqa: ARG002
         """A trip has ended (see Errand)."""
@@ -145,6 +157,7 @@ class Consignment:
                 blocks=self._moved,
                 size_bytes=self._moved * self._block_bytes,
                 submitted_s=self._submitted_s,
+                first_byte_s=self._first_byte_s,
                 finished_s=self._now_s(),
                 detail=detail,
             )

@@ -78,6 +78,7 @@ class Transfers:
         self.under_way: set[Block] = set()
         self.calls: list[Callable[[], None]] = []
         """To be called once the lock is released."""
+        self._now_s = now_s
         self._streams = streams
         self._locked = locked
         self._verify = verify
@@ -251,6 +252,10 @@ class Transfers:
             for block in set(job.blocks).difference(keep):
                 self._settle(job.lane, block, ok=False)
             job.blocks = keep
+            now_s = self._now_s()
+            for block in keep:
+                for waiter in block.waiters:
+                    waiter.errand.started(now_s)
         if not keep:
             return None
         job.size_bytes = len(keep) * self.device.geometry.block_bytes
