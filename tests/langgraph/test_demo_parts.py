@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import os
+import subprocess
 import sys
 import threading
 import time
@@ -18,6 +19,7 @@ from agentkv_langgraph.demo.runner import Crew
 from agentkv_langgraph.demo.settings import Memory
 from agentkv_langgraph.demo.tools import Stopped, clip, run_tool
 from agentkv_langgraph.demo.worklist import work_list
+from agentkv_langgraph.demo.workshop import workshop
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -229,6 +231,30 @@ def test_a_call_that_starts_while_the_demo_stops_is_cancelled_too(make_kv, block
     recorder = Recorder(make_kv(engine=StopsMeanwhile(itertools.repeat("one two three"), latency_s=5.0)))
     with pytest.raises(GenerationCancelled):
         recorder.submit(Request(prompt="x")).result()
+
+
+def test_a_runs_folder_is_gone_afterwards_and_a_dead_runs_folder_is_swept(tmp_path) -> None:
+    """A living run's folder stays; one whose process was killed goes when the next run starts."""
+    program = f"""
+from pathlib import Path
+from agentkv_langgraph.demo.workshop import workshop
+with workshop(Path({str(tmp_path)!r})) as folder:
+    (folder / "blocks").write_text("x")
+    print(folder, flush=True)
+    input()
+"""
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    with subprocess.Popen(
+        [sys.executable, "-c", program], env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as other:
+        theirs = Path(other.stdout.readline().strip())
+        with workshop(tmp_path) as mine:
+            assert {mine, theirs} == set(tmp_path.iterdir())
+        assert [theirs] == list(tmp_path.iterdir())
+        other.kill()
+    with workshop(tmp_path) as mine:
+        assert [mine] == list(tmp_path.iterdir())
+    assert [] == list(tmp_path.iterdir())
 
 
 def test_blocks_are_shown_in_every_tier_that_has_a_copy() -> None:

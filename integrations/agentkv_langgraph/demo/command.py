@@ -6,17 +6,16 @@ The run itself is `scene.py`, which loads LangGraph only when the command is run
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 from typing import Annotated
 
 import typer
-from platformdirs import user_cache_path
 from rich.console import Console
 
 from agentkv.units import format_seconds
 from agentkv_langgraph.demo.closing import Outcome, closing_table, comparison, to_json
 from agentkv_langgraph.demo.settings import Memory, Settings
+from agentkv_langgraph.demo.workshop import cache_folder, workshop
 
 INTERRUPTED = 130
 
@@ -81,7 +80,7 @@ def _show(
     console: Console, settings: Settings, memory: Memory, *, model: str, compare: bool, json_file: Path | None
 ) -> str:
     """The whole show. Returns why it failed, "" if it did not."""
-    from agentkv_langgraph.demo.scene import perform, perform_again, workshop
+    from agentkv_langgraph.demo.scene import perform, perform_again
 
     console.print(
         f"{settings.tasks} tasks of {settings.turns} tool calls each on {model}; {memory}.\n"
@@ -116,9 +115,3 @@ def nothing_moved(run: Outcome, *, has_host: bool, has_disk: bool, settings: Set
         f"{format_seconds(longest_s)}; the ladder sends contexts to host from {settings.keep_s:g} s and to disk from "
         f"{settings.host_s:g} s on. Try lower --keep-s and --host-s, or a code base with slower tests."
     )
-
-
-def cache_folder() -> Path:
-    """Where a run's folder is made: the user's cache, or AGENTKV_CACHE."""
-    own = os.environ.get("AGENTKV_CACHE")
-    return Path(own) if own else user_cache_path("agentkv")

@@ -5,8 +5,6 @@ Does not cover options and exit codes (`command.py`), nor how anything looks (`v
 
 from __future__ import annotations
 
-import shutil
-import tempfile
 import threading
 import time
 from collections.abc import Iterator, Mapping
@@ -45,17 +43,6 @@ class Recording:
 
     steps: Mapping[str, list[Step]]
     titles: Mapping[str, str]
-
-
-@contextmanager
-def workshop(cache: Path) -> Iterator[Path]:
-    """A folder for one run under `cache`: projects, scratch files and the disk tier. It is gone afterwards."""
-    cache.mkdir(parents=True, exist_ok=True)
-    folder = Path(tempfile.mkdtemp(prefix="demo-", dir=cache))
-    try:
-        yield folder
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
 
 
 def perform(make_kv: MakeKV, settings: Settings, folder: Path, console: Console) -> tuple[Outcome, Recording]:
