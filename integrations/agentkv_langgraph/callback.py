@@ -12,6 +12,7 @@ import time
 from contextlib import nullcontext
 from typing import Any
 from uuid import UUID
+from weakref import WeakValueDictionary
 
 from langchain_core.callbacks import BaseCallbackHandler
 from langchain_core.messages import ToolMessage
@@ -22,6 +23,18 @@ from agentkv.core.task import UNATTRIBUTED, Caller
 from agentkv.core.usage import Usage
 from agentkv.errors import BudgetExceeded
 from agentkv_langgraph.caller import caller_of_metadata
+
+_callbacks: WeakValueDictionary[int, AgentKVCallback] = WeakValueDictionary()  # by id of the AgentKV, which they hold
+_callbacks_lock = threading.Lock()
+
+
+def callback_of(kv: Any) -> AgentKVCallback:
+    """The one callback of this AgentKV: LangChain hands a run to each handler once, so nothing is counted twice."""
+    with _callbacks_lock:
+        known = _callbacks.get(id(kv))
+        if known is None:
+            known = _callbacks[id(kv)] = AgentKVCallback(kv)
+        return known
 
 
 class ToolAnsweredError(Exception):

@@ -8,10 +8,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from langchain_core.runnables import Runnable
 from langchain_core.runnables.config import var_child_runnable_config
 from langgraph.errors import GraphBubbleUp
 
 from agentkv.core.task import Caller
+from agentkv.errors import ConfigError
 from agentkv.log import failed
 from agentkv_langgraph.caller import caller_of_config
 from agentkv_langgraph.nodes import Enter, Leave, wrap
@@ -39,9 +41,14 @@ class LangGraphHost:
 
     def attach(self, graph: Any, runtime: Any) -> Any:
         """A copy of the compiled `graph` that tells `runtime` of its tool and model calls."""
-        from agentkv_langgraph.callback import AgentKVCallback
+        from agentkv_langgraph.callback import callback_of
 
-        return graph.with_config(callbacks=[AgentKVCallback(runtime)])
+        if not isinstance(graph, Runnable):
+            hint = "; compile it first" if hasattr(graph, "compile") else ""
+            raise ConfigError(f"attach needs a compiled graph or another runnable, not a {type(graph).__name__}{hint}")
+        ours = callback_of(runtime)
+        known = (getattr(graph, "config", None) or {}).get("callbacks")
+        return graph if isinstance(known, list) and ours in known else graph.with_config(callbacks=[ours])
 
     def is_control_flow(self, error: BaseException) -> bool:
         """Interrupts, parent commands and drains: LangGraph's steering, an Exception by type but no failure."""

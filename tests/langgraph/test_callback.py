@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import itertools
 import threading
+import weakref
 from typing import Any
 
 import pytest
-from agentkv_langgraph import AgentKVCallback, ChatAgentKV
+from agentkv_langgraph import AgentKVCallback, ChatAgentKV, LangGraphHost
 from langchain_core.caches import InMemoryCache
 from langchain_core.language_models import GenericFakeChatModel
 from langchain_core.messages import AIMessage
@@ -18,8 +20,9 @@ from langgraph.graph import START, MessagesState, StateGraph
 from langgraph.prebuilt import ToolNode
 from langgraph.types import Command, interrupt
 
-from agentkv import AgentKV, Budget, BudgetExceeded
+from agentkv import AgentKV, Budget, BudgetExceeded, ScriptedEngine
 from agentkv.core.hint import HintKind, ToolStatus
+from agentkv.errors import ConfigError
 
 
 @tool
@@ -240,6 +243,33 @@ def test_an_answer_without_usage_is_no_error(kv) -> None:
     """It is counted as missing, not invented."""
     kv.attach(model_graph(foreign(usage=None))).invoke({"messages": ["a"]}, CONFIG)
     assert 0 == kv.report("t").usage.total_tokens
+
+
+def test_a_graph_that_is_attached_twice_or_inside_an_attached_one_is_told_of_once(kv, hints) -> None:
+    """One AgentKV, one pair of hints per call."""
+    inner = kv.attach(tools_graph(shell))
+    outer = StateGraph(MessagesState)
+    outer.add_node("inner", inner)
+    outer.add_edge(START, "inner")
+    app = kv.attach(kv.attach(outer.compile()))
+    app.invoke({"messages": [calling("ls")]}, CONFIG)
+    assert [("call-0", ToolStatus.RUNNING), ("call-0", ToolStatus.SUCCEEDED)] == told(hints)
+
+
+def test_only_what_can_run_can_be_attached(kv) -> None:
+    """A builder is told to be compiled."""
+    with pytest.raises(ConfigError, match="not a StateGraph; compile it first"):
+        kv.attach(StateGraph(MessagesState))
+
+
+def test_nothing_keeps_an_attached_agentkv_alive_but_its_graph(make_kv) -> None:
+    """Ten thousand attached graphs would not pile up."""
+    kv = AgentKV.with_engine(ScriptedEngine(["x"]), host=LangGraphHost())
+    app, gone = kv.attach(tools_graph(shell)), weakref.ref(kv)
+    kv.close()
+    del app, kv
+    gc.collect()
+    assert gone() is None
 
 
 def test_a_tool_call_budget_stops_the_run(kv) -> None:
