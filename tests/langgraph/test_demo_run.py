@@ -208,3 +208,16 @@ def test_ctrl_c_ends_everything_with_130(tmp_path) -> None:
     assert [] == list(cache.iterdir())
     for pid in pids.read_text().split():
         assert not Path(f"/proc/{pid}").exists()
+
+
+@pytest.mark.weights
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_the_demo_on_real_weights_moves_real_blocks(tmp_path) -> None:
+    """The command as a user runs it, shortened: contexts travel to host and disk and the run succeeds."""
+    out = tmp_path / "out.json"
+    result = demo("--tasks", "2", "--turns", "3", "--compare", "--json", str(out))
+    assert 0 == result.exit_code, result.output
+    told = json.loads(out.read_text())["run"]
+    assert told["stats"]["engine"]["kv"]["bytes"]["write"] > 0
+    assert 2 == len(told["tasks"])
