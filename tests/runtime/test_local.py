@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from agentkv import AgentKV, Message, Request, Sampling
+from agentkv import AgentKV, Budget, Message, Request, Sampling
 from agentkv.core.residency import Action, Outcome, Receipt, Tier
 from agentkv.engine.local.engine import LocalEngine
 from agentkv.engine.local.loader import load_model
@@ -141,7 +141,7 @@ def test_a_disk_folder_that_cannot_be_used_only_costs_the_disk_tier(tmp_path):
 
 VICTIM = """
 import sys, time
-from agentkv import AgentKV, Message, Request, Sampling
+from agentkv import AgentKV, Budget, Message, Request, Sampling
 from agentkv.core.residency import Action, Move, Tier
 kv = AgentKV.local(device_memory="16MiB", host_memory="16MiB", disk=sys.argv[1], disk_memory="64MiB", ledger="memory")
 with kv.task("t", final=False):
@@ -202,3 +202,15 @@ def test_a_demotion_is_reported_with_its_bytes_and_times(kv):
     assert (Action.DEMOTE, Tier.HOST) == (receipt.move.action, receipt.move.to)
     assert receipt.size_bytes == receipt.blocks * kv.engine.tiers.geometry.block_bytes > 0
     assert started_s <= receipt.submitted_s <= receipt.first_byte_s <= receipt.finished_s
+
+
+def test_a_prompt_is_tokenised_once_for_the_budget_and_the_call(kv, monkeypatch):
+    """Counting for the reservation and submitting share the work."""
+    rendered = []
+    render = kv.engine._intake._chat.render
+    monkeypatch.setattr(
+        kv.engine._intake._chat, "render", lambda *args, **kwargs: rendered.append(1) or render(*args, **kwargs)
+    )
+    with kv.task("t", budget=Budget(tokens=5000)):
+        kv.submit(ask(WORDS * 4)).result(60)
+    assert [1] == rendered

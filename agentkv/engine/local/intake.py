@@ -7,6 +7,7 @@ error that names the field or the numbers.
 from __future__ import annotations
 
 import itertools
+import threading
 from collections.abc import Callable
 
 from agentkv.clock import Clock
@@ -38,6 +39,7 @@ class Intake:
         self._tokeniser = Tokeniser(loaded.tokenizer)
         self._chat = Chat(loaded.tokenizer, self._tokeniser, loaded.name)
         self._arrivals = itertools.count()
+        self._counted = _Counted()
 
     @property
     def tokeniser(self) -> Tokeniser:
@@ -45,9 +47,10 @@ class Intake:
         return self._tokeniser
 
     def count_tokens(self, request: Request) -> int:
-        """Exact input tokens of a request."""
-        _, transcript, _ = self._prompt(request)
-        return len(transcript.ids)
+        """Exact input tokens of a request. The same thread's next `sequence` of this very request reuses the work."""
+        found = self._prompt(request)
+        self._counted.request, self._counted.found, self._counted.base = request, found, found[0].transcript
+        return len(found[1].ids)
 
     def sequence(self, request: Request, *, on_cancel: Callable[[], None], forget: Callable[[str], None]) -> Sequence:
         """The request, checked and ready to be queued. `forget` is told of sessions that had to make way.
@@ -56,7 +59,7 @@ class Intake:
         """
         submitted_s = self._clock.now_s()
         _check_forced(request.forced_ids, self._loaded.vocabulary)
-        session, transcript, kept = self._prompt(request)
+        session, transcript, kept = self._counted.take(request) or self._prompt(request)
         max_tokens = self._max_tokens(request, len(transcript.ids))
         answer = Answer(
             self._tokeniser,
@@ -122,6 +125,23 @@ class Intake:
             tools = [spec_of(tool) for tool in request.tools]
             return TemplateGate(self._loaded.tokenizer, prompt=prompt, tools=tools)
         return TagGate()
+
+
+class _Counted(threading.local):
+    """The prompt that this thread counted last: whoever counts usually submits next."""
+
+    request: Request | None = None
+    found: tuple[Session, Transcript, int] | None = None
+    base: Transcript | None = None
+
+    def take(self, request: Request) -> tuple[Session, Transcript, int] | None:
+        """What was found for `request`, once, and only while its session is as it was."""
+        request_then, found, base = self.request, self.found, self.base
+        self.request = self.found = self.base = None
+        if request_then is not request or found is None or found[0].transcript is not base:
+            return None
+        session = found[0]
+        return None if session.calls or session.dropped else found
 
 
 def _check_forced(forced_ids: tuple[int, ...] | None, vocabulary: int) -> None:
