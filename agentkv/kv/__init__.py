@@ -6,10 +6,13 @@
 | `index` | content keys of blocks |
 | `book` | which block has a copy in which tier, who holds it, in which order copies are given up |
 | `freemap` | which slots of a tier are free |
-| `device`, `host`, `slab` | the memory of the three tiers |
+| `device`, `host`, `slab` | the memory of the three tiers (`lair`: the slab's private directory) |
 | `streams/` | copies and events: CPU, CUDA, and an adversary for tests |
 | `mover` | lanes of threads that carry out copies |
 | `transfers` | trips of blocks between tiers, and their commits |
+| `room` | which copies are given up when somebody needs space |
+| `moves` | what a planner's moves do to a session's blocks |
 | `ticket` | what somebody who waits for blocks holds in hand |
+| `audit` | counts for people and policies, and the recount for tests |
 | `tiers` | the one front door |
 """

@@ -1,14 +1,14 @@
-"""The audit: counts for people (`figures`) and the recount of everything counted twice (`check`).
+"""The audit: counts for people (`figures`) and policies (`facts`), and the recount of what is counted twice (`check`).
 
-Both are called with the lock of `Tiers` held and change nothing.
+All are called with the lock of `Tiers` held and change nothing.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
-from agentkv.core.residency import Tier
-from agentkv.kv.book import NOWHERE, Book
+from agentkv.core.residency import Residency, Tier
+from agentkv.kv.book import NOWHERE, Book, Holding
 from agentkv.kv.device import NULL_BLOCK, DevicePool
 from agentkv.kv.host import HostArena
 from agentkv.kv.slab import Slab
@@ -51,6 +51,34 @@ def figures(
         "jobs": {name: counts[f"{name}_jobs"] for name in transfers.lanes},
         "rates_bytes_s": {name: lane.rate.bytes_s for name, lane in transfers.lanes.items()},
     }
+
+
+def facts(
+    holding: Holding, transfers: Transfers, *, prefill_tokens_s: float, has_disk: bool, pressed: bool
+) -> Residency:
+    """Where a session's blocks are; prices from measured rates. A restore from disk is read and copied to the device
+    at the same time, but for its last part.
+    """
+    block_bytes = transfers.device.geometry.block_bytes
+    size_bytes = len(holding.chain) * block_bytes
+    to_device_s = size_bytes / transfers.lanes["h2d"].rate.bytes_s
+    return Residency(
+        session=holding.session,
+        tokens=holding.tokens,
+        block_bytes=block_bytes,
+        total_blocks=len(holding.chain),
+        device_blocks=holding.copies[Tier.DEVICE],
+        host_blocks=holding.copies[Tier.HOST],
+        disk_blocks=holding.copies[Tier.DISK],
+        missing_blocks=holding.missing,
+        unwritten_blocks=holding.unwritten,
+        restore_host_s=to_device_s,
+        restore_disk_s=size_bytes / transfers.lanes["read"].rate.bytes_s + to_device_s / 8,
+        recompute_s=holding.tokens / prefill_tokens_s,
+        has_host=transfers.has_host,
+        has_disk=has_disk,
+        pressed=pressed,
+    )
 
 
 def _slots(capacity: int, free: int, size: int) -> dict[str, Any]:

@@ -65,6 +65,11 @@ class Block:
         return self.where[tier] != NOWHERE
 
     @property
+    def device_block(self) -> int:
+        """Where its device copy is, or will be."""
+        return self.where[Tier.DEVICE] if self.has(Tier.DEVICE) else self.coming[Tier.DEVICE]
+
+    @property
     def resident(self) -> bool:
         """True if a readable copy is anywhere."""
         return self.where != [NOWHERE, NOWHERE, NOWHERE]
@@ -148,6 +153,16 @@ class Book:
             holding._count(block, +1)
 
     # -- blocks and holders
+
+    def leading(self, keys: Sequence[BlockKey]) -> list[Block]:
+        """The blocks of the leading keys that have a copy anywhere: what is behind a hole is no hit."""
+        found: list[Block] = []
+        for key in keys:
+            block = self.blocks.get(key)
+            if block is None or not block.resident:
+                break
+            found.append(block)
+        return found
 
     def ensure(self, key: BlockKey, parent: BlockKey | None) -> Block:
         """The block of that key, new if unknown."""

@@ -7,16 +7,31 @@ can be, and dropped only if it cannot.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from agentkv.core.residency import Tier
 from agentkv.kv.book import Block, Book, Holding
+from agentkv.kv.mover import LaneName
 from agentkv.kv.slab import Slab
 
 if TYPE_CHECKING:
     from agentkv.kv.device import DevicePool
     from agentkv.kv.transfers import Transfers
+
+
+@dataclass(eq=False, slots=True)
+class Wanted:
+    """Blocks that wait for host slots; room may be made at the cost of what goes before `below` only. For urgent
+    ones, copies that are elsewhere too go whoever holds them.
+    """
+
+    blocks: deque[Block]
+    below: Holding | None
+    lane: LaneName
+    urgent: bool
 
 
 class Room:
@@ -60,7 +75,8 @@ class Room:
             short -= 1
         if short == 0 or not write:
             return short == 0
-        writing = self._transfers.writing()
+        # those that will be evictable without loss when their trip down ends
+        writing = sum(1 for block in self._transfers.under_way if block.users[Tier.DEVICE] and block.pins == 0)
         for block in dirty:
             if short <= writing:
                 break
@@ -96,7 +112,7 @@ class Room:
         them, drop them. Returns how many were dropped.
         """
         disk = self._slab is not None and self._slab.off is None
-        coming = self._transfers.spilling()
+        coming = sum(1 for one in self._transfers.under_way if one.down == Tier.DISK and one.has(Tier.HOST))
         dropped = 0
         for block in self._book.victims(Tier.HOST, self._now_s(), below=below):
             if dropped + coming >= n:

@@ -19,9 +19,9 @@ import torch
 
 from agentkv.clock import Clock, SystemClock
 from agentkv.core.residency import Action, Move, Receipt, Residency, Tier
-from agentkv.errors import ConfigError
-from agentkv.kv.audit import check, figures
-from agentkv.kv.book import NOWHERE, Block, Book, Holding
+from agentkv.errors import Closed, ConfigError
+from agentkv.kv.audit import check, facts, figures
+from agentkv.kv.book import NOWHERE, Book, Holding
 from agentkv.kv.device import DevicePool
 from agentkv.kv.geometry import Geometry
 from agentkv.kv.host import HostArena
@@ -138,16 +138,7 @@ class Tiers:
     def match(self, keys: Sequence[BlockKey]) -> int:
         """How many leading keys have a copy in some tier."""
         with self._lock:
-            return len(self._leading(keys))
-
-    def _leading(self, keys: Sequence[BlockKey]) -> list[Block]:
-        found: list[Block] = []
-        for key in keys:
-            block = self._book.blocks.get(key)
-            if block is None or not block.resident:
-                break
-            found.append(block)
-        return found
+            return len(self._book.leading(keys))
 
     def acquire(self, session: str, keys: Sequence[BlockKey]) -> Lease | None:
         """Pin the leading blocks that are in some tier for a running sequence, and load those that the device lacks.
@@ -156,10 +147,11 @@ class Tiers:
         no room at the moment: then nothing is pinned and nothing moves, `on_room` tells when to try again.
         """
         with self._locked():
+            self._refuse_if_closed()
             holding = self._touch(session)
             if holding is not None:
                 holding.expected_s = holding.demoted_to = None
-            blocks = self._leading(keys)
+            blocks = self._book.leading(keys)
             for block in blocks:
                 block.pins += 1
             new = [block for block in blocks if not block.has(Tier.DEVICE) and block.coming[Tier.DEVICE] == NOWHERE]
@@ -173,7 +165,7 @@ class Tiers:
             loading = [i for i, block in enumerate(blocks) if not block.has(Tier.DEVICE)]
             from_host = sum(block.has(Tier.HOST) for block in new)
             lease = Lease(
-                blocks=[_device_block(block) for block in blocks],
+                blocks=[block.device_block for block in blocks],
                 ticket=Ticket(len(loading)),
                 loaded_blocks=len(loading),
                 from_host=from_host,
@@ -196,6 +188,7 @@ class Tiers:
         way in the end: clean ones at once, dirty ones when written, and those that cannot be written are dropped.
         """
         with self._locked():
+            self._refuse_if_closed()
             if not self._transfers.room.on_device(n):
                 return None
             blocks = self._device.take(n)
@@ -277,22 +270,10 @@ class Tiers:
             holding = self._book.holdings.get(session)
             if holding is None:
                 return None
-            size_bytes = len(holding.chain) * self.geometry.block_bytes
-            rates = {name: lane.rate.bytes_s for name, lane in self._transfers.lanes.items()}
-            return Residency(
-                session=session,
-                tokens=holding.tokens,
-                block_bytes=self.geometry.block_bytes,
-                total_blocks=len(holding.chain),
-                device_blocks=holding.copies[Tier.DEVICE],
-                host_blocks=holding.copies[Tier.HOST],
-                disk_blocks=holding.copies[Tier.DISK],
-                missing_blocks=holding.missing,
-                unwritten_blocks=holding.unwritten,
-                restore_host_s=size_bytes / rates["h2d"],
-                restore_disk_s=size_bytes / rates["read"] + size_bytes / rates["h2d"] / 8,
-                recompute_s=holding.tokens / self.prefill_tokens_s,
-                has_host=self._host is not None,
+            return facts(
+                holding,
+                self._transfers,
+                prefill_tokens_s=self.prefill_tokens_s,
                 has_disk=self._slab is not None and self._slab.off is None,
                 pressed=self._pressed,
             )
@@ -309,6 +290,7 @@ class Tiers:
 
         try:
             with self._locked():
+                self._refuse_if_closed()
                 self._moved[move.action.value] += 1
                 self._room_changed |= move.action == Action.DROP
                 return self._moves.carry_out(move, deliver)
@@ -388,25 +370,30 @@ class Tiers:
                 raise TimeoutError(f"{len(self._transfers.under_way)} blocks still move after {timeout_s} s")
 
     def close(self) -> None:
-        """End what moves, free host memory and disk. Idempotent; the pool tensor lives as long as somebody uses it."""
+        """End what moves, free host memory and disk. Idempotent; the pool tensor lives as long as somebody uses it.
+
+        Tickets and receipts that are still out end as failed; leases and moves are refused from now on.
+        """
         with self._lock:
             if self._closed:
                 return
             self._closed = True
         for lane in self._transfers.lanes.values():
             lane.close()
+        with self._locked():
+            self._transfers.abandon()
         self.streams.close()
         if self._slab is not None:
             self._slab.close()
         if self._host is not None:
             self._host.close()
 
+    def _refuse_if_closed(self) -> None:
+        if self._closed:
+            raise Closed("the KV tiers are closed")
+
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-
-def _device_block(block: Block) -> int:
-    return block.where[Tier.DEVICE] if block.has(Tier.DEVICE) else block.coming[Tier.DEVICE]

@@ -15,14 +15,13 @@ from __future__ import annotations
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
 
 from agentkv.core.residency import Tier
 from agentkv.kv.book import NOWHERE, Block, Book, Holding
 from agentkv.kv.device import DevicePool
 from agentkv.kv.host import HostArena
 from agentkv.kv.mover import Job, Lane, LaneName, Rate
-from agentkv.kv.room import Room
+from agentkv.kv.room import Room, Wanted
 from agentkv.kv.slab import Slab, SlotImage
 from agentkv.kv.streams import DONE, Direction, Event, Streams, runs_of
 from agentkv.kv.ticket import Errand, Waiter
@@ -38,18 +37,6 @@ _ENDS: dict[LaneName, tuple[Tier, Tier]] = {
     "read": (Tier.DISK, Tier.HOST),
     "write": (Tier.HOST, Tier.DISK),
 }
-
-
-@dataclass(eq=False, slots=True)
-class _Wanted:
-    """Blocks that wait for host slots; room may be made at the cost of what goes before `below` only. For urgent
-    ones, copies that are elsewhere too go whoever holds them.
-    """
-
-    blocks: deque[Block]
-    below: Holding | None
-    lane: LaneName
-    urgent: bool
 
 
 class Transfers:
@@ -82,7 +69,7 @@ class Transfers:
         self._streams = streams
         self._locked = locked
         self._verify = verify
-        self._wanted: deque[_Wanted] = deque()
+        self._wanted: deque[Wanted] = deque()
         self._ready: dict[tuple[LaneName, bool], list[Block]] = {}
         on_gpu = device.pool.is_cuda
         rates = {"h2d": 20e9 if on_gpu else 4e9, "d2h": 20e9 if on_gpu else 4e9, "read": 1.5e9, "write": 0.8e9}
@@ -124,7 +111,7 @@ class Transfers:
                 block.users[Tier.DISK] += 1
                 from_disk.append(block)
         if from_disk:
-            self._want(_Wanted(from_disk, below, "read", urgent))
+            self._want(Wanted(from_disk, below, "read", urgent))
 
     def down(
         self, blocks: Sequence[Block], to: Tier, *, urgent: bool, errand: Errand | None, below: Holding | None
@@ -146,15 +133,7 @@ class Transfers:
                 block.users[Tier.DEVICE] += 1
                 from_device.append(block)
         if from_device:
-            self._want(_Wanted(from_device, below, "d2h", urgent))
-
-    def writing(self) -> int:
-        """Device blocks that will be evictable without loss when their trip down ends."""
-        return sum(1 for block in self.under_way if block.users[Tier.DEVICE] and block.pins == 0)
-
-    def spilling(self) -> int:
-        """Host slots that will be evictable without loss when their trip to disk ends."""
-        return sum(1 for block in self.under_way if block.down == Tier.DISK and block.has(Tier.HOST))
+            self._want(Wanted(from_device, below, "d2h", urgent))
 
     @property
     def has_host(self) -> bool:
@@ -176,7 +155,7 @@ class Transfers:
             block.users[source] += 1
         self._ready.setdefault((lane, block.urgent), []).append(block)
 
-    def _want(self, wanted: _Wanted) -> None:
+    def _want(self, wanted: Wanted) -> None:
         if wanted.urgent:
             self._wanted.appendleft(wanted)
         else:
@@ -199,7 +178,7 @@ class Transfers:
 
     # -- host slots
 
-    def _feed(self, wanted: _Wanted) -> bool:
+    def _feed(self, wanted: Wanted) -> bool:
         """Give `wanted` its host slots. True once none of its blocks waits any more."""
         assert self.host is not None
         short = len(wanted.blocks) - len(self.host.free)
@@ -390,6 +369,16 @@ class Transfers:
                 self.give(tier, self.book.vacate(block, tier))
         self.counts["forgotten"] += 1
         self.book.tidy(block)
+
+    def abandon(self) -> None:
+        """No lane works any more: whoever waits for a trip hears that it failed."""
+        for block in self.under_way:
+            for waiter in block.waiters:
+                if (call := waiter.errand.arrived(waiter.number, False)) is not None:
+                    self.calls.append(call)
+            block.waiters = []
+        self._wanted.clear()
+        self.under_way.clear()
 
     def check(self) -> None:
         """A trip is under way exactly for blocks with a target."""

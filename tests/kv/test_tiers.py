@@ -7,7 +7,7 @@ import threading
 import pytest
 
 from agentkv.core.residency import Action, Outcome, Tier
-from agentkv.errors import ConfigError
+from agentkv.errors import Closed, ConfigError
 from agentkv.kv.streams import DONE
 from agentkv.kv.streams.cpu import CpuStreams
 from agentkv.kv.tiers import Tiers
@@ -81,12 +81,42 @@ def test_a_prefetch_takes_free_room_only(rig):
     r.turn_of("a", r.keys("a", 4))
     r.park("a")
     r.turn_of("b", r.keys("b", 4))
+    r.moved("b", Action.WRITE, Tier.HOST)
     r.tiers.expect("b", r.clock.now_s() + 1)
     r.tiers.expect("a", r.clock.now_s() + 100)
     receipt = r.moved("a", Action.PREFETCH, Tier.DEVICE)
     assert (Outcome.PARTIAL, 2) == (receipt.outcome, receipt.blocks)
     assert (2, 4, 0, 0) == r.where("a")
-    assert (4, 0, 0, 0) == r.where("b")
+    assert (4, 4, 0, 0) == r.where("b")
+
+
+def test_a_prefetch_evicts_whoever_is_back_later(rig):
+    """Clean blocks of others are room, if their session can wait longer."""
+    r = rig(device=6, host=12)
+    r.turn_of("a", r.keys("a", 4))
+    r.park("a")
+    r.turn_of("b", r.keys("b", 4))
+    r.moved("b", Action.WRITE, Tier.HOST)
+    r.tiers.expect("b", r.clock.now_s() + 100)
+    r.tiers.expect("a", r.clock.now_s() + 1)
+    assert Outcome.DONE == r.moved("a", Action.PREFETCH, Tier.DEVICE).outcome
+    assert (4, 2) == (r.where("a")[0], r.where("b")[0])
+
+
+def test_a_lease_overtakes_prefetches_queued_before_it(rig):
+    """Its blocks are on their way as a background job already; now somebody waits for them."""
+    r = rig(device=20, host=20)
+    for name in ("v", "w", "x", "y", "z"):
+        r.turn_of(name, r.keys(name, 4))
+        r.moved(name, Action.WRITE, Tier.HOST)
+        r.evict(name, Tier.DEVICE)
+    r.receipts.clear()
+    for name in ("v", "w", "x", "y", "z"):
+        assert r.move(name, Action.PREFETCH, Tier.DEVICE)
+    lease = r.start("z", r.keys("z", 4))
+    r.until(lambda: lease.ticket.done or None)
+    assert {"v", "w"} >= {receipt.move.session for receipt in r.receipts if receipt.move.session != "z"}
+    r.tiers.release("z", lease.blocks, used=r.streams.record())
 
 
 def test_a_prefetch_to_the_host_fills_the_host(rig):
@@ -156,6 +186,34 @@ def test_dropping_a_running_session_waits_for_its_release(rig):
     assert [] == r.wrong
 
 
+def test_a_lease_outlives_the_drop_of_its_session(rig):
+    """Even while it loads: the sequence gets its blocks, and they go when it is done with them."""
+    r = rig()
+    keys = r.keys("a", 4)
+    r.turn_of("a", keys)
+    r.park("a")
+    lease = r.start("a", keys)
+    r.tiers.drop("a")
+    r.settle()
+    assert lease.ticket.failed_from is None
+    r.tiers.release("a", lease.blocks, used=r.streams.record())
+    r.settle()
+    assert [] == r.wrong
+    assert (0, 0) == (r.tiers.stats()["device"]["used"], r.tiers.stats()["host"]["used"])
+
+
+def test_a_session_that_is_held_again_before_its_blocks_went_keeps_them(rig):
+    """Dropped and held anew while a sequence still has them pinned."""
+    r = rig()
+    keys = r.keys("a", 4)
+    r.turn_of("a", keys)
+    lease = r.start("a", keys)
+    r.tiers.drop("a")
+    r.tiers.hold("a", "a", keys, 64)
+    r.tiers.release("a", lease.blocks, used=r.streams.record())
+    assert (4, 0, 0, 0) == r.where("a")
+
+
 def test_dropping_calls_off_copies_that_have_not_started(rig):
     """Moves of a dropped session end as cancelled and leak nothing."""
     r = rig()
@@ -192,6 +250,22 @@ def test_committing_what_is_there_already_gives_the_other_block(rig):
     r.tiers.release("b", [first], used=done)
     with pytest.raises(ValueError, match="not in use"):
         r.tiers.release("b", [first], used=done)
+
+
+def test_committing_what_is_on_its_way_leaves_the_block_private(rig):
+    """Two copies of one block are no harm: the caller keeps its own, the other becomes known when it has arrived."""
+    r = rig()
+    keys = r.keys("a", 1)
+    r.turn_of("a", keys)
+    r.park("a")
+    lease = r.tiers.acquire("a", keys)
+    (mine,) = r.tiers.allocate(1)
+    assert mine == r.tiers.commit("b", mine, keys[0], None, r.streams.record())
+    assert mine not in lease.blocks
+    r.settle()
+    r.tiers.release("b", [mine], used=r.streams.record())
+    r.tiers.release("a", lease.blocks, used=r.streams.record())
+    assert 1 == r.tiers.stats()["device"]["used"]
 
 
 def test_a_recomputed_block_that_the_host_has_is_clean(rig):
@@ -243,6 +317,19 @@ def test_a_demoted_session_goes_before_all_others(rig):
     r.moved("a", Action.DEMOTE, Tier.HOST)
     assert r.tiers.allocate(4) is not None
     assert (0, 4) == (r.where("a")[0], r.where("b")[0])
+
+
+def test_a_session_that_is_back_is_no_first_victim_any_more(rig):
+    """A lease ends what was said about its absence: demoted and expected late are history."""
+    r = rig(device=8, host=16)
+    for name in ("a", "b"):
+        r.turn_of(name, r.keys(name, 4))
+        r.moved(name, Action.WRITE, Tier.HOST)
+    r.moved("a", Action.DEMOTE, Tier.HOST)
+    r.tiers.expect("a", r.clock.now_s() + 1000)
+    r.turn_of("a", r.keys("a", 4))
+    assert r.tiers.allocate(4) is not None
+    assert (4, 0) == (r.where("a")[0], r.where("b")[0])
 
 
 def test_dirty_blocks_are_written_before_they_make_room(rig):
@@ -376,6 +463,29 @@ def test_close_is_idempotent_and_stops_the_threads(rig_class):
     r.tiers.close()
     r.tiers.close()
     assert [] == [thread.name for thread in threading.enumerate() if thread.name.startswith("agentkv-")]
+
+
+def test_whoever_waits_at_close_hears_of_it(rig_class):
+    """A ticket that is out ends as failed, a receipt comes, and new leases are refused."""
+    r = rig_class(device=8)
+    for name in ("a", "b"):
+        r.turn_of(name, r.keys(name, 4))
+        r.settle()
+    r.moved("a", Action.WRITE, Tier.HOST)
+    r.evict("a", Tier.DEVICE)
+    lease = r.tiers.acquire("a", r.keys("a", 4))
+    assert r.move("b", Action.WRITE, Tier.HOST)
+    r.tiers.close()
+    assert (True, 0) == (lease.ticket.done, lease.ticket.failed_from)
+    assert Outcome.FAILED == r.receipts[-1].outcome
+    with pytest.raises(Closed):
+        r.tiers.acquire("a", r.keys("a", 4))
+    with pytest.raises(Closed):
+        r.tiers.allocate(1)
+    assert r.move("a", Action.WRITE, Tier.HOST) is False
+    assert Outcome.FAILED == r.receipts[-1].outcome
+    r.tiers.release("a", lease.blocks, used=DONE)
+    r.tiers.drop("a")
 
 
 def test_the_front_door_is_a_context_manager(rig_class):

@@ -197,6 +197,21 @@ def test_a_full_slab_keeps_the_sessions_that_are_back_sooner(disk):
     assert (0, 4) == (r.where("a")[2], r.where("h")[2])
 
 
+def test_a_full_slab_gives_up_what_the_host_has_too(disk):
+    """Before it gives up anybody's only copy."""
+    r = disk(device=40, host=40)
+    for name in "abcdefgh":
+        r.turn_of(name, r.keys(name, 4))
+        r.tiers.expect(name, r.clock.now_s() + (500 if name == "b" else 1000))
+        r.moved(name, Action.WRITE, Tier.DISK)
+        if name != "b":
+            r.evict(name, Tier.HOST)
+    r.turn_of("z", r.keys("z", 4))
+    r.tiers.expect("z", r.clock.now_s() + 10)
+    assert Outcome.DONE == r.moved("z", Action.WRITE, Tier.DISK).outcome
+    assert [4, 0, 4] == [r.where(name)[2] for name in "abc"]
+
+
 @pytest.mark.parametrize("threads", [False, True])
 def test_a_load_that_raises_fails_its_ticket(rig, threads):
     """The host copy stays; the sequence goes on with what it computes, and a later lease loads well."""
