@@ -109,6 +109,14 @@ class Account:
             self._reserved_calls += calls
             return reservation
 
+    def spend(self, usage: Usage) -> None:
+        """Count a call that has happened without a reservation (somebody else's client made it). Never raises: the
+        next reservation sees it.
+        """
+        with self._lock:
+            self._used_tokens += usage.total_tokens
+            self._used_calls += usage.calls
+
     def tool_call(self, calls: int = 1) -> None:
         """Count tool calls that start now. Raises BudgetExceeded, with nothing counted, if they are too many."""
         budget = self.budget

@@ -16,6 +16,7 @@ from agentkv.core.hint import Hint, HintKind
 from agentkv.core.host import Host
 from agentkv.core.residency import Policy, Receipt
 from agentkv.core.task import Caller, PriorityClass
+from agentkv.core.usage import Usage
 from agentkv.engine.base import Engine, Generation, Request, Stream
 from agentkv.errors import Closed
 from agentkv.hints.features import command_word
@@ -218,6 +219,11 @@ class AgentKV:
 
         stream.on_end(ended)
 
+    def record_call(self, *, caller: Caller, model: str, usage: Usage, total_s: float = 0.0) -> None:
+        """Bill a model call that another client made for `caller` (a framework's callback tells of it)."""
+        self._check_open()
+        self._books.foreign_call(caller=caller, model=model, usage=usage, total_s=total_s)
+
     # -- who is calling
 
     def caller(self) -> Caller:
@@ -387,8 +393,15 @@ class AgentKV:
             raise Closed("this AgentKV is closed; make a new one")
 
     def _last_session(self, caller: Caller) -> str | None:
+        """The caller's own branch's last session, else that of the branch it was sent from."""
         last_session = getattr(self.engine, "last_session", None)
-        return None if last_session is None else last_session(caller)
+        if last_session is None:
+            return None
+        while True:
+            session: str | None = last_session(caller)
+            if session is not None or not caller.branch:
+                return session
+            caller = replace(caller, branch=caller.branch.rpartition("|")[0])
 
 
 def _policy(policy: str | Policy) -> Policy:

@@ -14,7 +14,7 @@ from agentkv.budget.ledger import Ledger, ModelCall, MoveFact, TaskFact, ToolCal
 from agentkv.budget.limits import Account, Budget, Reservation
 from agentkv.clock import Clock
 from agentkv.core.residency import Receipt
-from agentkv.core.task import PriorityClass, Task
+from agentkv.core.task import Caller, PriorityClass, Task
 from agentkv.core.usage import Timing, Usage
 from agentkv.engine.base import Generation, Request, Stream
 from agentkv.errors import GenerationCancelled
@@ -124,6 +124,23 @@ class Books:
             )
 
         stream.on_end(ended)
+
+    def foreign_call(self, *, caller: Caller, model: str, usage: Usage, total_s: float) -> None:
+        """A model call that did not go through us has happened."""
+        self.account(caller.task).spend(usage)
+        self._ledger.append(
+            ModelCall(
+                task=caller.task,
+                node=caller.node,
+                branch=caller.branch,
+                attempt=caller.attempt,
+                at_ms=self._clock.wall_ms(),
+                model=model,
+                usage=usage,
+                timing=Timing(total_s=total_s),
+                priority=int(self.priority(caller.task)),
+            )
+        )
 
     def tool_call(self, scope: ToolScope, *, actual_s: float) -> None:
         """A tool call ended."""

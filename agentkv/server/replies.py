@@ -11,6 +11,9 @@ from agentkv.core.message import ToolCall
 from agentkv.core.usage import Usage
 from agentkv.engine.base import Generation
 
+FINGERPRINT = "agentkv"
+"""Tells callbacks that this answer is on the bill already."""
+
 DONE = b"data: [DONE]\n\n"
 
 
@@ -67,7 +70,14 @@ class Frame:
         return event(self._object(self._chunk_kind, [choice]) | ({"usage": None} if self.usage else {}))
 
     def _object(self, kind: str, choices: list[dict[str, Any]]) -> dict[str, Any]:
-        return {"id": self.id, "object": kind, "created": self.created_s, "model": self.model, "choices": choices}
+        return {
+            "id": self.id,
+            "object": kind,
+            "created": self.created_s,
+            "model": self.model,
+            "system_fingerprint": FINGERPRINT,
+            "choices": choices,
+        }
 
 
 def new_id(*, chat: bool) -> str:
