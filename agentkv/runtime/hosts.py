@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import AsyncIterator, Callable, Generator
+from contextlib import aclosing
 from typing import Any
 
 from agentkv import log
@@ -51,88 +52,87 @@ def find_host() -> Host:
 
 
 def wrap_callable(fn: Callable[..., Any], enter: Enter, leave: Leave) -> Callable[..., Any]:
-    """`fn` with `enter` before and `leave` after each run: functions, coroutines, generators, callable objects.
+    """`fn` with the hooks around each run; functions, methods, partials and callable objects, sync or async."""
+    kind: Any = fn
+    while isinstance(kind, functools.partial):
+        kind = kind.func
+    if not (inspect.isroutine(kind) or inspect.isclass(kind)):
+        kind = type(kind).__call__
+    return wrap_function(fn, kind, enter, leave)
 
-    `functools.wraps` keeps name, signature and annotations, which is what frameworks inject by. What the body
-    raises passes through unchanged.
+
+def wrap_function(fn: Callable[..., Any], kind: Any, enter: Enter, leave: Leave) -> Callable[..., Any]:
+    """A function around `fn`; `kind` is what tells whether it is async or a generator.
+
+    It keeps name, signature and annotations, which is what frameworks inject by, and what the body raises passes
+    through unchanged.
     """
-    target = _code_behind(fn)
-    if inspect.isasyncgenfunction(target):
-        return _wrap_asyncgen(fn, enter, leave)
-    if inspect.isgeneratorfunction(target):
-        return _wrap_generator(fn, enter, leave)
-    if inspect.iscoroutinefunction(target):
-        return _wrap_coroutine(fn, enter, leave)
+    if inspect.isasyncgenfunction(kind):
+        shell = _around_asyncgen(fn, enter, leave)
+    elif inspect.isgeneratorfunction(kind):
+        shell = _around_generator(fn, enter, leave)
+    elif inspect.iscoroutinefunction(kind):
+        shell = _around_coroutine(fn, enter, leave)
+    else:
+        shell = _around_call(fn, enter, leave)
+    shell.__annotations__ = {}  # ours would mislead a framework; `wraps` brings those of `fn` where it has any
+    functools.update_wrapper(shell, fn)
+    shell.__name__ = getattr(fn, "__name__", type(fn).__name__)
+    return shell
 
-    @functools.wraps(fn)
-    def run(*args: Any, **kwargs: Any) -> Any:
+
+def _around_call(fn: Callable[..., Any], enter: Enter, leave: Leave) -> Callable[..., Any]:
+    def shell(*args: Any, **kwargs: Any) -> Any:
         token = enter()
-        error: BaseException | None = None
         try:
-            return fn(*args, **kwargs)
-        except BaseException as raised:
-            error = raised
-            raise
-        finally:
+            value = fn(*args, **kwargs)
+        except BaseException as error:
             leave(token, error)
+            raise
+        leave(token, None)
+        return value
 
-    return run
-
-
-def _code_behind(fn: Any) -> Any:
-    while isinstance(fn, functools.partial):
-        fn = fn.func
-    if inspect.isroutine(fn) or inspect.isclass(fn):
-        return fn
-    return type(fn).__call__
+    return shell
 
 
-def _wrap_coroutine(fn: Callable[..., Any], enter: Enter, leave: Leave) -> Callable[..., Any]:
-    @functools.wraps(fn)
-    async def run(*args: Any, **kwargs: Any) -> Any:
+def _around_coroutine(fn: Callable[..., Any], enter: Enter, leave: Leave) -> Callable[..., Any]:
+    async def shell(*args: Any, **kwargs: Any) -> Any:
         token = enter()
-        error: BaseException | None = None
         try:
-            return await fn(*args, **kwargs)
-        except BaseException as raised:
-            error = raised
-            raise
-        finally:
+            value = await fn(*args, **kwargs)
+        except BaseException as error:
             leave(token, error)
+            raise
+        leave(token, None)
+        return value
 
-    return run
+    return shell
 
 
-def _wrap_generator(fn: Callable[..., Any], enter: Enter, leave: Leave) -> Callable[..., Any]:
-    @functools.wraps(fn)
-    def run(*args: Any, **kwargs: Any) -> Generator[Any, Any, Any]:
+def _around_generator(fn: Callable[..., Any], enter: Enter, leave: Leave) -> Callable[..., Any]:
+    def shell(*args: Any, **kwargs: Any) -> Generator[Any, Any, Any]:
         token = enter()
-        error: BaseException | None = None
         try:
-            return (yield from fn(*args, **kwargs))
-        except BaseException as raised:
-            error = raised
-            raise
-        finally:
+            value: Any = yield from fn(*args, **kwargs)
+        except BaseException as error:
             leave(token, error)
+            raise
+        leave(token, None)
+        return value
 
-    return run
+    return shell
 
 
-def _wrap_asyncgen(fn: Callable[..., Any], enter: Enter, leave: Leave) -> Callable[..., Any]:
-    @functools.wraps(fn)
-    async def run(*args: Any, **kwargs: Any) -> AsyncIterator[Any]:
+def _around_asyncgen(fn: Callable[..., Any], enter: Enter, leave: Leave) -> Callable[..., Any]:
+    async def shell(*args: Any, **kwargs: Any) -> AsyncIterator[Any]:
         token = enter()
-        error: BaseException | None = None
-        inner = fn(*args, **kwargs)
         try:
-            async for item in inner:
-                yield item
-        except BaseException as raised:
-            error = raised
-            raise
-        finally:
-            await inner.aclose()
+            async with aclosing(fn(*args, **kwargs)) as items:
+                async for item in items:
+                    yield item
+        except BaseException as error:
             leave(token, error)
+            raise
+        leave(token, None)
 
-    return run
+    return shell

@@ -15,8 +15,9 @@ from langgraph.errors import GraphBubbleUp
 from agentkv.core.task import Caller
 from agentkv.errors import ConfigError
 from agentkv.log import failed
+from agentkv.runtime.hosts import Enter, Leave
 from agentkv_langgraph.caller import caller_of_config
-from agentkv_langgraph.nodes import Enter, Leave, wrap
+from agentkv_langgraph.nodes import wrap
 
 
 class LangGraphHost:

@@ -10,14 +10,12 @@ from __future__ import annotations
 import copy
 import functools
 import inspect
-from collections.abc import AsyncIterator, Callable, Generator
-from contextlib import aclosing
+from collections.abc import Callable
 from typing import Any
 
 from langchain_core.runnables import Runnable
 
-Enter = Callable[[], Any]
-Leave = Callable[[Any, BaseException | None], None]
+from agentkv.runtime.hosts import Enter, Leave, wrap_function
 
 
 def wrap(fn: Any, enter: Enter, leave: Leave) -> Any:
@@ -25,83 +23,10 @@ def wrap(fn: Any, enter: Enter, leave: Leave) -> Any:
     if isinstance(fn, Runnable):
         return _wrap_runnable(fn, enter, leave)
     if inspect.isroutine(fn) or inspect.isclass(fn) or isinstance(fn, functools.partial):
-        return _wrap_function(fn, fn, enter, leave)
+        return wrap_function(fn, fn, enter, leave)
     if callable(fn):
         return _wrap_object(fn, enter, leave)
     raise TypeError(f"a node is a function, a callable object or a Runnable, not {type(fn).__name__}")
-
-
-def _wrap_function(fn: Callable[..., Any], kind: Any, enter: Enter, leave: Leave) -> Callable[..., Any]:
-    """A function around `fn`; `kind` is what tells whether it is async or a generator."""
-    if inspect.isasyncgenfunction(kind):
-        shell = _around_asyncgen(fn, enter, leave)
-    elif inspect.isgeneratorfunction(kind):
-        shell = _around_generator(fn, enter, leave)
-    elif inspect.iscoroutinefunction(kind):
-        shell = _around_coroutine(fn, enter, leave)
-    else:
-        shell = _around_call(fn, enter, leave)
-    shell.__annotations__ = {}  # ours mean nothing to LangGraph; `wraps` brings those of `fn` where it has any
-    functools.update_wrapper(shell, fn)
-    shell.__name__ = getattr(fn, "__name__", type(fn).__name__)
-    return shell
-
-
-def _around_call(fn: Callable[..., Any], enter: Enter, leave: Leave) -> Callable[..., Any]:
-    def shell(*args: Any, **kwargs: Any) -> Any:
-        token = enter()
-        try:
-            value = fn(*args, **kwargs)
-        except BaseException as error:
-            leave(token, error)
-            raise
-        leave(token, None)
-        return value
-
-    return shell
-
-
-def _around_coroutine(fn: Callable[..., Any], enter: Enter, leave: Leave) -> Callable[..., Any]:
-    async def shell(*args: Any, **kwargs: Any) -> Any:
-        token = enter()
-        try:
-            value = await fn(*args, **kwargs)
-        except BaseException as error:
-            leave(token, error)
-            raise
-        leave(token, None)
-        return value
-
-    return shell
-
-
-def _around_generator(fn: Callable[..., Any], enter: Enter, leave: Leave) -> Callable[..., Any]:
-    def shell(*args: Any, **kwargs: Any) -> Generator[Any, Any, Any]:
-        token = enter()
-        try:
-            value: Any = yield from fn(*args, **kwargs)
-        except BaseException as error:
-            leave(token, error)
-            raise
-        leave(token, None)
-        return value
-
-    return shell
-
-
-def _around_asyncgen(fn: Callable[..., Any], enter: Enter, leave: Leave) -> Callable[..., Any]:
-    async def shell(*args: Any, **kwargs: Any) -> AsyncIterator[Any]:
-        token = enter()
-        try:
-            async with aclosing(fn(*args, **kwargs)) as items:
-                async for item in items:
-                    yield item
-        except BaseException as error:
-            leave(token, error)
-            raise
-        leave(token, None)
-
-    return shell
 
 
 def _wrap_object(fn: Any, enter: Enter, leave: Leave) -> Any:
@@ -113,7 +38,7 @@ def _wrap_object(fn: Any, enter: Enter, leave: Leave) -> Any:
         return call(fn, *args, **kwargs)
 
     namespace = {
-        "__call__": _wrap_function(on_original, call, enter, leave),
+        "__call__": wrap_function(on_original, call, enter, leave),
         "__getattr__": lambda _self, name: getattr(fn, name),
         "__setattr__": lambda _self, name, value: setattr(fn, name, value),
         "__doc__": type(fn).__doc__,
@@ -140,7 +65,7 @@ def _wrap_runnable(fn: Any, enter: Enter, leave: Leave) -> Any:
             object.__setattr__(view, "__class__", original)
             return method(view, *args, **kwargs)
 
-        return _wrap_function(on_view, getattr(Runnable, name), enter, leave)
+        return wrap_function(on_view, getattr(Runnable, name), enter, leave)
 
     namespace: dict[str, Any] = {name: entry(name) for name in ("invoke", "ainvoke", "stream", "astream")}
     namespace["__module__"] = original.__module__
