@@ -82,30 +82,29 @@ class Rate:
 
 
 class Lane:
-    """Two queues and some daemon threads, started with the first job. With `threads=0`, `turn()` is the thread."""
+    """Two queues and some daemon threads, ready before the first job: starting one costs the caller milliseconds while
+    others compute. With `threads=0`, `turn()` is the thread.
+    """
 
     def __init__(self, name: LaneName, work: Work, rate: Rate, *, threads: int) -> None:
         self.name = name
         self.rate = rate
         self._work = work
-        self._wanted = threads
-        self._threads: list[threading.Thread] = []
         self._ready = threading.Condition()
         self._urgent: deque[Job] = deque()
         self._background: deque[Job] = deque()
-        self._idle = 0
         self._closed = False
         self._stepped: deque[tuple[Job, Event]] = deque()
+        self._threads = [
+            threading.Thread(target=self._run, name=f"agentkv-{name}-{i}", daemon=True) for i in range(threads)
+        ]
+        for thread in self._threads:
+            thread.start()
 
     def put(self, jobs: Sequence[Job], *, urgent: bool) -> None:
         """Queue `jobs`."""
         with self._ready:
             (self._urgent if urgent else self._background).extend(jobs)
-            for _ in range(min(len(jobs) - self._idle, self._wanted - len(self._threads))):
-                name = f"agentkv-{self.name}-{len(self._threads)}"
-                thread = threading.Thread(target=self._run, name=name, daemon=True)
-                self._threads.append(thread)
-                thread.start()
             self._ready.notify(len(jobs))
 
     def hasten(self, wanted: Callable[[Job], bool]) -> None:
@@ -143,9 +142,7 @@ class Lane:
                 if job is None and not running:
                     if self._closed:
                         return
-                    self._idle += 1
                     self._ready.wait()
-                    self._idle -= 1
                     continue
             if job is not None:
                 event = self._begin(job)

@@ -73,7 +73,7 @@ class Transfers:
         self._ready: dict[tuple[LaneName, bool], list[Block]] = {}
         on_gpu = device.pool.is_cuda
         rates = {"h2d": 20e9 if on_gpu else 4e9, "d2h": 20e9 if on_gpu else 4e9, "read": 1.5e9, "write": 0.8e9}
-        widths = {"h2d": 1, "d2h": 1, "read": 8, "write": 4}
+        widths = {"h2d": 1 if host else 0, "d2h": 1 if host else 0, "read": 8 if slab else 0, "write": 4 if slab else 0}
         self.lanes: dict[LaneName, Lane] = {
             name: Lane(name, self, Rate(rates[name]), threads=widths[name] if threads else 0) for name in _ENDS
         }
