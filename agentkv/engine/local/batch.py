@@ -77,6 +77,7 @@ class Batch:
                 self.running.append(sequence)
             else:  # keep what came before it: it is on the device now, and the rest is computed again
                 sequence.trusted_blocks = ticket.failed_from
+                sequence.cached_tokens = min(sequence.cached_tokens or 0, ticket.failed_from * BLOCK_TOKENS)
                 self._give_up(sequence)
                 self.waiting.append(sequence)
 

@@ -10,7 +10,7 @@ from agentkv.core.residency import Action, Move, Tier
 from agentkv.kv.streams.adversarial import AdversarialStreams
 from agentkv.kv.streams.cpu import CpuStreams
 
-WORDS = "the tool found seven errors in four files and stopped after the first test that failed ".split()
+WORDS = ["the", "tool", "found", "seven", "errors", "in", "four", "files", "and", "stopped", "after", "a", "test"]
 MOVES = [
     (Action.WRITE, Tier.HOST), (Action.DEMOTE, Tier.HOST), (Action.DEMOTE, Tier.DISK), (Action.PREFETCH, Tier.DEVICE),
     (Action.PREFETCH, Tier.HOST), (Action.DROP, None),
@@ -23,7 +23,9 @@ def _streams(kind, seed):
 
 @pytest.mark.parametrize("kind", ["cpu", "adversarial"])
 @pytest.mark.parametrize("seed", range(4))
-def test_agents_whose_blocks_move_all_the_time_write_the_same_tokens(tiny, start, ask, tmp_path, seed, kind):
+def test_agents_whose_blocks_move_all_the_time_write_the_same_tokens(  # noqa: PLR0917  fixtures
+    tiny, start, ask, tmp_path, seed, kind
+):
     """Six agents of four turns over a pool for two, with moves at any moment and some calls cancelled."""
     dice = random.Random(seed)
     engine = start(
