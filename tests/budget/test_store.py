@@ -195,11 +195,12 @@ class FailingDisk:
 
     name = "sqlite:///full"
 
-    def __init__(self):
-        self.full, self.saved = True, []
+    def __init__(self, failures=10**9):
+        self.failures, self.saved = failures, []
 
     def insert(self, rows):
-        if self.full:
+        if self.failures > 0:
+            self.failures -= 1
             raise LedgerError("the ledger could not be written: database or disk is full")
         self.saved.extend(rows)
 
@@ -218,11 +219,24 @@ def test_a_full_disk_keeps_facts_in_memory_and_catches_up(tmp_path, monkeypatch)
         store.put(call(i=i))
     assert not store.flush(timeout_s=0.5)
     assert store.unsaved == 50
-    disk.full = False
+    disk.failures = 0
     assert store.flush(timeout_s=10)
     assert [row["at_ms"] for row in disk.saved] == [1000 + i for i in range(50)]
     assert log.counters["ledger_not_saved"] >= 1
     store.close()
+
+
+@pytest.mark.parametrize("failures", [1, 2])
+def test_facts_that_had_to_wait_keep_their_order(tmp_path, failures):
+    """After one or two refusals they are saved as they were appended."""
+    store = Store(url_of(tmp_path / "l.sqlite"), interval_s=0.05)
+    store._database.close()
+    store._database = disk = FailingDisk(failures)
+    for i in range(20):
+        store.put(call(i=i))
+    assert store.flush(timeout_s=10)
+    store.close()
+    assert [row["at_ms"] for row in disk.saved] == [1000 + i for i in range(20)]
 
 
 def test_closing_on_a_full_disk_says_how_much_is_lost(tmp_path):
@@ -380,6 +394,27 @@ def test_reading_the_default_ledger_back(tmp_path):
     assert saved.tasks() == ["t"]
     assert saved.load("t") == FACTS
     saved.close()
+
+
+def test_threads_that_open_a_new_file_at_the_same_moment_make_one_schema(tmp_path):
+    """Whoever comes second waits and finds the tables."""
+    errors = []
+
+    def make(url, barrier):
+        barrier.wait()
+        try:
+            Store(url).close()
+        except LedgerError as error:
+            errors.append(error)
+
+    for i in range(10):
+        barrier = threading.Barrier(4)
+        threads = [threading.Thread(target=make, args=(url_of(tmp_path / f"{i}.sqlite"), barrier)) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert errors == []
 
 
 WRITER = """
