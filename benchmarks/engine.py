@@ -114,9 +114,10 @@ def same_tokens(model: LoadedModel, hf: Any) -> bool:
         ]
         answers = [list(stream.result(300).token_ids) for stream in streams]
     # Ours stops at an end token, min_new_tokens forbids it: compare up to the first end token.
-    return all(
-        ours == theirs[: len(ours)] for ours, theirs in zip(answers, expected, strict=True)
-    ) and min(map(len, answers)) > 1
+    return (
+        all(ours == theirs[: len(ours)] for ours, theirs in zip(answers, expected, strict=True))
+        and min(map(len, answers)) > 1
+    )
 
 
 def main() -> None:

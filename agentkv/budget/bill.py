@@ -14,7 +14,7 @@ from agentkv.budget.ledger import Fact, ModelCall, MoveFact, TaskFact, ToolCallF
 from agentkv.core.usage import Timing, Usage
 
 VERSION = "agentkv.bill/1"
-_COPIES = ("write", "demote", "prefetch")
+_COPIES = ("write", "demote", "prefetch", "load")
 _DIRECTIONS = ("device", "host", "disk")
 
 

@@ -106,6 +106,9 @@ class Generation:
     tool_calls: tuple[ToolCall, ...] = ()
     session: str = ""
     model: str = ""
+    restored_blocks: int = 0
+    """Blocks that came back from host or disk for this call, on demand; `restored_bytes` is their size."""
+    restored_bytes: int = 0
     estimated: bool = False
     """True where the usage was counted here because the server reported none."""
 

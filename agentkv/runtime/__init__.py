@@ -10,6 +10,7 @@
 | hosts.py | finding the framework's host; the plain-Python host and its node wrapper |
 | identity.py | who is calling: explicit task scopes, then the host |
 | planner.py | waits, forecasts and policy turned into moves at the right time |
+| prefixes.py | prompts that do not extend the last one are noticed |
 | tasks.py | the scope of one task |
 | tools.py | the scope around one tool call |
 """

@@ -27,6 +27,7 @@ from agentkv.runtime.desk import ToolDesk
 from agentkv.runtime.emit import Emitter
 from agentkv.runtime.hosts import find_host
 from agentkv.runtime.planner import Planner
+from agentkv.runtime.prefixes import Prefixes
 from agentkv.runtime.tasks import TaskScope
 from agentkv.runtime.tools import ToolScope
 
@@ -64,6 +65,7 @@ class AgentKV:
             last_session=self._last_session,
             is_control_flow=host.is_control_flow,
         )
+        self._prefixes = Prefixes()
         self._ids = itertools.count(1)
         self._in_process: Any = None
         self._lock = threading.Lock()
@@ -213,6 +215,8 @@ class AgentKV:
 
         def ended(generation: Generation | None, _error: BaseException | None) -> None:
             used = generation.session if generation is not None else session
+            if generation is not None:
+                self._prefixes.saw(used, request)
             self._emitter.turn(HintKind.TURN_END, task=caller.task, session=used, node=caller.node)
             if self._planner is not None and used:
                 self._planner.turn_ended(used)
@@ -326,6 +330,7 @@ class AgentKV:
     def finish(self, task: str) -> None:
         """The task is over: destroy its sessions without writing a byte. Unknown and repeated keys are no-ops."""
         sessions = self._books.sessions(task)
+        self._prefixes.forget(sessions)
         if self._planner is not None:
             self._planner.forget(sessions)
         finish_task = getattr(self.engine, "finish_task", None)

@@ -123,7 +123,26 @@ class Books:
                 )
             )
 
+            if generation is not None and generation.restored_blocks:
+                self._loaded(caller.task, generation)
+
         stream.on_end(ended)
+
+    def _loaded(self, task: str, generation: Generation) -> None:
+        """What was not back in time came with the call: a move that nobody had to order."""
+        self._ledger.append(
+            MoveFact(
+                task=task,
+                session=generation.session,
+                at_ms=self._clock.wall_ms(),
+                action="load",
+                to="device",
+                blocks=generation.restored_blocks,
+                size_bytes=generation.restored_bytes,
+                seconds=generation.timing.restore_s,
+                reason="loaded on demand",
+            )
+        )
 
     def foreign_call(self, *, caller: Caller, model: str, usage: Usage, total_s: float) -> None:
         """A model call that did not go through us has happened."""

@@ -11,6 +11,7 @@ from agentkv import (
     AgentKV,
     Budget,
     BudgetExceeded,
+    Caller,
     Hint,
     HintKind,
     Message,
@@ -18,6 +19,7 @@ from agentkv import (
     Request,
     Sampling,
     ScriptedEngine,
+    Usage,
 )
 from agentkv.core.hint import ToolStatus
 from agentkv.errors import Closed, ConfigError
@@ -216,3 +218,30 @@ def test_local_refuses_options_that_cannot_work_before_it_loads_anything(options
     with pytest.raises(ConfigError) as caught:
         AgentKV.local(model="/nowhere/at/all", **options)
     assert any(name in str(caught.value) for name in (*options, "disk"))
+
+
+def test_a_prompt_that_does_not_extend_the_last_one_is_counted(kv):
+    """A clock in the system prompt breaks the prefix at each call; the counter says so."""
+    before = kv.stats()["counters"].get("prefix_broken", 0)
+    with kv.task("t"):
+        for minute in range(3):
+            system = Message(role="system", content=f"It is 12:0{minute}. " + "You are careful. " * 20)
+            kv.submit(Request(messages=(system, Message(role="user", content="Go on.")))).result(5)
+    assert before + 2 == kv.stats()["counters"]["prefix_broken"]
+
+
+def test_a_foreign_call_is_billed_and_counts_against_the_budget(kv):
+    """A call that another client made is on the bill, and the next reservation sees it."""
+    with kv.task("t", budget=Budget(tokens=100), final=False):
+        kv.record_call(caller=kv.caller(), model="theirs", usage=Usage(input_tokens=90, output_tokens=10, calls=1))
+        with pytest.raises(BudgetExceeded):
+            kv.submit(ask("one more"))
+    assert (1, 100) == (kv.report("t").usage.calls, kv.report("t").usage.total_tokens)
+
+
+def test_a_branch_waits_with_the_session_it_was_sent_from(kv):
+    """A tool in a sent branch has no session of its own: the context that waits is its parent's."""
+    with kv.task("t", final=False):
+        answer = kv.submit(ask("x")).result(5)
+    assert answer.session == kv._last_session(Caller(task="t", branch="send:1|send:2"))
+    assert kv._last_session(Caller(task="other", branch="a|b")) is None

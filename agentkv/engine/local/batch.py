@@ -109,6 +109,7 @@ class Batch:
         sequence.computed = sequence.committed * BLOCK_TOKENS
         if sequence.cached_tokens is None:
             sequence.cached_tokens = sequence.computed
+        sequence.restored_blocks += lease.loaded_blocks
         sequence.clock.spend("queued_s", now_s)
         self.waiting.remove(sequence)
         if lease.ticket.done and lease.ticket.failed_from is None:

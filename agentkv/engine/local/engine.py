@@ -298,6 +298,8 @@ class LocalEngine:
                 tool_calls=calls,
                 session=session.key,
                 model=self.model,
+                restored_blocks=sequence.restored_blocks,
+                restored_bytes=sequence.restored_blocks * self.tiers.geometry.block_bytes,
             )
         )
 

@@ -86,6 +86,8 @@ class Sequence:
     """After a failed load: take no more blocks than this from the tiers."""
     cached_tokens: int | None = None
     """Reused tokens at the first start; None before."""
+    restored_blocks: int = 0
+    """Blocks that had to be loaded."""
 
     @property
     def prompt_tokens(self) -> int:
