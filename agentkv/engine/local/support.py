@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from agentkv.engine.local.attention import IMPLEMENTATION, register
+from agentkv.engine.local.packing import pack
 from agentkv.engine.local.runner import Runner, Span
 from agentkv.errors import ModelError, UnsupportedModel
 from agentkv.kv.geometry import BLOCK_TOKENS, Geometry
@@ -65,7 +66,7 @@ def _reason(config: Any) -> str | None:  # noqa: PLR0911  a list of reasons
 
 @torch.inference_mode()
 def prove(model: Any, geometry: Geometry, name: str) -> None:
-    """Give the model our attention, after a trial that it computes what it did with its own.
+    """Give the model our attention and packed weights, and try that it computes what it did with its own.
 
     Raises ModelError if its logits are NaN or uniform (broken weights), UnsupportedModel if paged attention fails or
     differs.
@@ -79,6 +80,7 @@ def prove(model: Any, geometry: Geometry, name: str) -> None:
     if not bool(own.isfinite().all()) or float(own.std(dim=-1).min()) < 1e-6:  # noqa: PLR2004
         raise ModelError(f"{name} computes NaN or the same score for every token: its weights are broken")
     register()
+    pack(model)
     model.set_attn_implementation(IMPLEMENTATION)
     try:
         positions, paged = _paged_trial(model, geometry, ids)
