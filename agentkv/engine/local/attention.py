@@ -41,8 +41,10 @@ class Group:
     gather: tuple[Tensor, ...]
     """Per layer int64 [2 * sequences * blocks]."""
     mask: Tensor | None
-    """Additive, [1 or sequences, 1, 1 or chunk, tokens]; None where everything gathered is attended to."""
+    """Additive, [1 or sequences, 1, rows, tokens]; None where everything gathered is attended to."""
     causal: bool = False
+    folded: bool = False
+    """The query heads of one KV head are rows of it (and of the mask): K and V are read once for all of them."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -114,7 +116,11 @@ def _attend(
         q = q.transpose(0, 1).view(group.sequences, kv_heads, per_kv, head_dim)
         out = F.scaled_dot_product_attention(q, k, v, attn_mask=group.mask, scale=scaling)
         return out.reshape(group.sequences, heads, head_dim)
-    # prefill: KV heads as batch, K and V shared by their query heads through a stride of 0
+    if group.folded:  # a short chunk
+        rows = q.reshape(1, kv_heads, -1, head_dim)
+        out = F.scaled_dot_product_attention(rows, k, v, attn_mask=group.mask, scale=scaling)
+        return out.view(heads, -1, head_dim).transpose(0, 1)
+    # a long chunk: KV heads as batch, K and V shared by their query heads through a stride of 0
     shape = (kv_heads, per_kv, group.tokens, head_dim)
     out = F.scaled_dot_product_attention(
         q.view(kv_heads, per_kv, -1, head_dim),

@@ -18,6 +18,9 @@ from torch import Tensor
 from agentkv.engine.local.attention import NULL_BLOCK, Group, PagedBatch
 from agentkv.kv.geometry import BLOCK_TOKENS
 
+_FOLDED_TOKENS = 128
+"""Chunks up to this length read K and V once for all query heads of a KV head; longer ones would tile a big mask."""
+
 
 @dataclass(slots=True, kw_only=True)
 class Span:
@@ -121,6 +124,7 @@ class Runner:
             span, width, sequences = packed[first], widths[first], last - first
             count = sequences if sequences > 1 else len(span.token_ids)
             tokens = span.end if sequences == 1 else width * BLOCK_TOKENS
+            folded = sequences == 1 and 1 < count <= _FOLDED_TOKENS and span.start > 0
             gather = table[first:last, :width].reshape(-1) * (2 * self._layers) + self._offsets
             groups.append(
                 Group(
@@ -131,6 +135,7 @@ class Runner:
                     gather=gather.view(self._layers, -1).unbind(0),
                     mask=self._mask(span, sequences, tokens, lens[first:last]),
                     causal=sequences == 1 and count > 1 and span.start == 0,
+                    folded=folded,
                 )
             )
             first, token = last, token + count
@@ -147,8 +152,10 @@ class Runner:
             return torch.zeros(hidden.shape, dtype=dtype, device=device).masked_fill_(hidden, -torch.inf)[:, None, None]
         if count == 1 or span.start == 0:
             return None
-        mask = torch.full((count, tokens), -torch.inf, dtype=dtype, device=device)
-        return mask.triu_(span.start + 1)[None, None]
+        mask = torch.full((count, tokens), -torch.inf, dtype=dtype, device=device).triu_(span.start + 1)
+        if count <= _FOLDED_TOKENS:
+            mask = mask.repeat(self._heads // self._pool.shape[4], 1)
+        return mask[None, None]
 
     def _outputs(self, tokens: int) -> Tensor:
         head_dim = self._pool.shape[-1]
