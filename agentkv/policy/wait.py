@@ -81,7 +81,7 @@ def ladder(*, keep_s: float = 5.0, host_s: float = 120.0, drop_tokens: int = 819
     recomputed instead of demoted; a background branch goes to disk at once and is not prefetched. Where a tier is
     missing the other one serves. Blocks are called back when the wait may end (first at its 10 % quantile, then at
     each later duration known) within their restore time plus `margin_s`; nothing is sent away that would be called
-    back at once.
+    back at once: where the expected wait is long but might end at once, the context is copied to host and stays.
     Each decision names the moment at which another answer becomes possible. Raises ConfigError for numbers that
     are negative or out of order.
     """
@@ -186,11 +186,25 @@ def _prefetch(rungs: _Rungs, wait: _Wait) -> Decision:
 
 def _stay(rungs: _Rungs, wait: _Wait) -> Decision:
     reason = f"stays: expected wait {wait.median_s:.2f} s, may end in {wait.soon_s:.2f} s"
+    moves = _written_ahead(rungs, wait)
     if wait.held_blocks > wait.residency.device_blocks:
-        return _decision(wait, (), _next_change(rungs, wait, wait.way_back_s), reason)
+        return _decision(wait, moves, _next_change(rungs, wait, wait.way_back_s), reason)
     if not _can_leave(rungs, wait):
         return Decision(reason=reason + "; there is nowhere else")
-    return _decision(wait, (), _next_demotion(rungs, wait), reason)
+    return _decision(wait, moves, _next_demotion(rungs, wait), reason)
+
+
+def _written_ahead(rungs: _Rungs, wait: _Wait) -> tuple[Move, ...]:
+    """A wait that is expected to be long but may end at once: the blocks stay, and are copied while the link is idle,
+    so that they can be evicted without a wait if somebody needs the room.
+    """
+    where = wait.residency
+    if wait.median_s < rungs.keep_s or where.tokens < rungs.drop_tokens or not where.has_host:
+        return ()
+    if where.unwritten_blocks == 0:
+        return ()
+    reason = f"expected wait {wait.median_s:.2f} s, may end in {wait.soon_s:.2f} s: written ahead, stays"
+    return (_move(wait, Action.WRITE, Tier.HOST, reason),)
 
 
 def _send_down(rungs: _Rungs, wait: _Wait, action: Action, tier: Tier | None, back_s: float) -> Decision:

@@ -60,7 +60,7 @@ def naps(monkeypatch) -> None:
     """The work is to sleep: short naps that are soon known as such, and at last one that outlives what is known."""
 
     def naps_only(project: Any, *, task_index: int, turns: int, seed: int) -> list[Any]:
-        lengths = ["0.8"] * (turns - 1) + ["2.5"]
+        lengths = ["0.8"] * (turns - 1) + ["5"]
         return [{"tool": f"nap {s}", "argv": ["sleep", s], "command": f"nap {n}"} for n, s in enumerate(lengths)]
 
     monkeypatch.setattr(scene, "work_list", naps_only)

@@ -139,11 +139,13 @@ def test_what_is_on_the_device_already_is_not_called():
 
 
 def test_nothing_is_demoted_that_would_be_called_back_at_once():
-    """Expected 6 s, but one call in five ends within 0.3 s: it stays until that is past."""
+    """Expected 6 s, but one call in five ends within 0.3 s: it is written ahead, and stays until that is past."""
     points = forecast(0.3, 0.3, *[6.0] * 8)
     policy = ladder()
     decision = policy(resident(), points, 0.0, 0.0)
-    assert decision.moves == ()
+    assert (Action.WRITE, Tier.HOST) == (only_move(decision).action, only_move(decision).to)
+    assert policy(resident(unwritten_blocks=0), points, 0.0, 0.0).moves == ()
+    assert policy(resident(has_host=False), points, 0.0, 0.0).moves == ()
     assert decision.ask_again_s == pytest.approx(0.3)
     assert only_move(policy(resident(), points, 0.0, 0.3)).to is Tier.HOST
 
