@@ -1,11 +1,13 @@
 """Text comes in whole characters and never shows a stop string."""
 
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from agentkv.engine.local.detokenise import Detokeniser, StopGate
 from agentkv.engine.local.tokeniser import Tokeniser
+
+PATIENT = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])  # busy machines
 
 TEXTS = [
     "👨‍👩‍👧 family",
@@ -33,6 +35,7 @@ def test_pieces_are_whole_characters_and_join_to_the_text(tokeniser, text):
     assert "" == detokeniser.finish()
 
 
+@PATIENT
 @given(data=st.lists(st.integers(0, 255), max_size=60))
 def test_any_bytes_join_to_what_decoding_at_once_gives(data):
     """Even for bytes that are no UTF-8, and for characters cut at the end."""
@@ -63,6 +66,7 @@ def test_sentencepiece_keeps_the_space_before_the_first_token():
     assert [" wide", " world"] == [detokeniser.feed(1), detokeniser.feed(2)]
 
 
+@PATIENT
 @given(
     text=st.text("ab", max_size=30),
     stops=st.lists(st.text("ab", min_size=1, max_size=5), min_size=1, max_size=3),

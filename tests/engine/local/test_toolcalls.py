@@ -1,10 +1,13 @@
 """Tool calls in a model's text: valid ones are found, whole and once; everything else stays text."""
 
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from agentkv.engine.local.toolcalls import TagGate, TemplateGate, Wanted
+
+
+PATIENT = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])  # busy machines
 
 
 def _call(name, arguments):
@@ -61,6 +64,7 @@ def test_a_call_cut_by_max_tokens_is_no_call(end):
             assert (1 if before else 0) == len(wanted)
 
 
+@PATIENT
 @given(text=st.text('<>/tolca_{}":na ', max_size=80))
 def test_text_is_never_lost_when_there_is_no_call(text):
     """Whatever looks like a call and is none comes out unchanged."""
