@@ -6,7 +6,6 @@ from hypothesis import strategies as st
 
 from agentkv.engine.local.toolcalls import TagGate, TemplateGate, Wanted
 
-
 PATIENT = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])  # busy machines
 
 
