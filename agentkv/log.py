@@ -27,10 +27,7 @@ def count(event: str) -> None:
 def failed(event: str, **fields: Any) -> None:
     """Where hints, moves and reports fail: one counter and one warning line, never an exception."""
     count(event)
-    try:
-        get_logger().warning(event, **fields)
-    except Exception:
-        count("log_failed")
+    _write(event, fields)
 
 
 def warn_once(event: str, **fields: Any) -> None:
@@ -40,4 +37,11 @@ def warn_once(event: str, **fields: Any) -> None:
         if event in _warned:
             return
         _warned.add(event)
-    get_logger().warning(event, **fields)
+    _write(event, fields)
+
+
+def _write(event: str, fields: dict[str, Any]) -> None:
+    try:
+        get_logger().warning(event, **fields)
+    except Exception:  # a broken log sink must not break the agent
+        count("log_failed")

@@ -109,6 +109,22 @@ class Account:
             self._reserved_calls += calls
             return reservation
 
+    def reserve_rest(self, least: int, most: int | None = None) -> Reservation:
+        """Set aside, for one call that names no limit of its own, what is left of the token budget: at least `least`
+        tokens, at most `most`. Without a token budget this is `reserve(least)`.
+
+        Raises BudgetExceeded, with nothing set aside, if less than `least` is left. Two such calls at once do not fit
+        into one budget: the first has it all until it settles.
+        """
+        left = self.left_tokens
+        tokens = least if left is None else max(least, left if most is None else min(left, most))
+        try:
+            return self.reserve(tokens)
+        except BudgetExceeded:
+            if tokens == least:
+                raise
+        return self.reserve(least)  # somebody else took some of what was left a moment ago
+
     def spend(self, usage: Usage) -> None:
         """Count a call that has happened without a reservation (somebody else's client made it). Never raises: the
         next reservation sees it.

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, TypeVar, overload
 
 from agentkv import log
-from agentkv.budget.limits import Budget
+from agentkv.budget.limits import Account, Budget, Reservation
 from agentkv.clock import Clock, SystemClock
 from agentkv.core.hint import Hint, HintKind
 from agentkv.core.host import Host
@@ -192,15 +192,29 @@ class AgentKV:
         request = self._identified(request)
         account = self._books.account(request.caller.task)
         input_tokens = self.engine.count_tokens(request)
-        reservation = account.reserve(input_tokens + (request.sampling.max_tokens or 0))
+        request, reservation = self._reserve(account, request, input_tokens)
         try:
             stream = self.engine.submit(request)
         except BaseException:
             reservation.release()
             raise
         self._books.watch(stream, request, reservation, input_tokens)
+        for key in self._books.idle_too_long():
+            self.finish(key)
         self._tell_turn(stream, request)
         return stream
+
+    def _reserve(self, account: Account, request: Request, input_tokens: int) -> tuple[Request, Reservation]:
+        """The worst case set aside. A call without `max_tokens` may write what is left of the budget, and no more."""
+        most = request.sampling.max_tokens
+        if request.forced_ids is not None:
+            most = min(len(request.forced_ids), most or len(request.forced_ids))
+        if most is not None or account.budget.tokens is None:
+            return request, account.reserve(input_tokens + (most or 0))
+        context_tokens = getattr(self.engine, "context_tokens", None)
+        reservation = account.reserve_rest(input_tokens + 1, context_tokens)
+        sampling = replace(request.sampling, max_tokens=max(1, reservation.tokens - input_tokens))
+        return replace(request, sampling=sampling), reservation
 
     def _identified(self, request: Request) -> Request:
         caller = self.caller() if request.caller == Caller() else request.caller
@@ -250,10 +264,15 @@ class AgentKV:
         self._check_open()
         return TaskScope(self, key, budget=budget, priority=priority, final=final)
 
-    def open_task(self, key: str, *, budget: Budget | None = None, priority: PriorityClass | None = None) -> None:
-        """Register the task, or give a known one a new budget or class. `task` does it on entering."""
+    def enter_task(self, key: str, *, budget: Budget | None, priority: PriorityClass | None) -> None:
+        """Part of TaskScope's contract; use `task`."""
         self._check_open()
-        self._books.open_task(key, budget=budget, priority=priority)
+        self._books.enter(key, budget=budget, priority=priority)
+
+    def leave_task(self, key: str, *, final: bool) -> None:
+        """Part of TaskScope's contract; use `task`."""
+        if self._books.leave(key) and final:
+            self.finish(key)
 
     @overload
     def node(self, fn: _Fn, /) -> _Fn: ...

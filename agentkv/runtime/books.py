@@ -7,14 +7,16 @@ move leaves a fact. Appending never raises and never waits for a disk.
 from __future__ import annotations
 
 import threading
+from collections import OrderedDict
 from dataclasses import dataclass
+from itertools import islice
 from typing import TYPE_CHECKING
 
 from agentkv.budget.ledger import Ledger, ModelCall, MoveFact, TaskFact, ToolCallFact
 from agentkv.budget.limits import Account, Budget, Reservation
 from agentkv.clock import Clock
 from agentkv.core.residency import Receipt
-from agentkv.core.task import Caller, PriorityClass, Task
+from agentkv.core.task import UNATTRIBUTED, Caller, PriorityClass, Task
 from agentkv.core.usage import Timing, Usage
 from agentkv.engine.base import Generation, Request, Stream
 from agentkv.errors import GenerationCancelled
@@ -24,10 +26,17 @@ if TYPE_CHECKING:
     from agentkv.budget.bill import Bill
 
 
+MAX_IDLE_TASKS = 1024
+"""Tasks that nobody finished and nobody uses; beyond them the one that was idle longest is finished."""
+_MAX_SESSIONS = 16_384
+_MAX_CLOSED = 1024
+
+
 @dataclass(slots=True)
 class _Open:
     task: Task
     account: Account
+    scopes: int = 0
 
 
 class Books:
@@ -38,39 +47,73 @@ class Books:
         self._clock = clock
         self._model = model
         self._lock = threading.Lock()
-        self._open: dict[str, _Open] = {}
-        self._task_of_session: dict[str, str] = {}
+        self._open: OrderedDict[str, _Open] = OrderedDict()  # longest unused first
+        self._closed: OrderedDict[str, Account] = OrderedDict()
+        self._task_of_session: OrderedDict[str, str] = OrderedDict()
 
     # -- tasks
 
     def open_task(self, key: str, *, budget: Budget | None = None, priority: PriorityClass | None = None) -> Task:
         """The task `key`, registered on first sight. A budget given later replaces the limits, not what is used."""
         with self._lock:
+            return self._known(key, budget=budget, priority=priority).task
+
+    def _known(self, key: str, *, budget: Budget | None = None, priority: PriorityClass | None = None) -> _Open:
+        known = self._open.get(key)
+        if known is None:
+            self._closed.pop(key, None)
+            task = Task(key=key, priority=PriorityClass.STEP if priority is None else priority)
+            known = self._open[key] = _Open(task, Account(key, budget or Budget(), clock=self._clock))
+            self._ledger.append(TaskFact(task=key, at_ms=self._clock.wall_ms(), event="started"))
+            return known
+        self._open.move_to_end(key)
+        if budget is not None:
+            known.account.budget = budget
+        if priority is not None:
+            known.task = Task(key=key, priority=priority)
+        return known
+
+    def enter(self, key: str, *, budget: Budget | None = None, priority: PriorityClass | None = None) -> None:
+        """A scope of the task opens."""
+        with self._lock:
+            self._known(key, budget=budget, priority=priority).scopes += 1
+
+    def leave(self, key: str) -> bool:
+        """A scope of the task closes; True if it was the last one that is open."""
+        with self._lock:
             known = self._open.get(key)
             if known is None:
-                task = Task(key=key, priority=PriorityClass.STEP if priority is None else priority)
-                known = self._open[key] = _Open(task, Account(key, budget or Budget(), clock=self._clock))
-                self._ledger.append(TaskFact(task=key, at_ms=self._clock.wall_ms(), event="started"))
-            else:
-                if budget is not None:
-                    known.account.budget = budget
-                if priority is not None:
-                    known.task = Task(key=key, priority=priority)
-            return known.task
+                return True
+            known.scopes = max(0, known.scopes - 1)
+            return known.scopes == 0
 
     def close_task(self, key: str) -> None:
-        """The task is over; its facts stay."""
+        """The task is over; its facts stay, and its account for calls that come late."""
         with self._lock:
             known = self._open.pop(key, None)
-            self._task_of_session = {s: t for s, t in self._task_of_session.items() if t != key}
+            if known is not None:
+                self._closed[key] = known.account
+                while len(self._closed) > _MAX_CLOSED:
+                    self._closed.popitem(last=False)
+            for session in [session for session, task in self._task_of_session.items() if task == key]:
+                del self._task_of_session[session]
         if known is not None:
             self._ledger.append(TaskFact(task=key, at_ms=self._clock.wall_ms(), event="finished", final=True))
 
     def account(self, key: str) -> Account:
-        """The task's account."""
-        self.open_task(key)
+        """The task's account; a call that comes after the task's end is counted where the others were."""
         with self._lock:
-            return self._open[key].account
+            closed = self._closed.get(key) if key not in self._open else None
+            return closed or self._known(key).account
+
+    def idle_too_long(self) -> list[str]:
+        """Tasks to be finished because nobody else will: a run without a key of its own never comes back."""
+        with self._lock:
+            surplus = len(self._open) - MAX_IDLE_TASKS
+            if surplus <= 0:
+                return []
+            idle = (k for k, one in self._open.items() if not one.scopes and not one.account.reserved.model_calls)
+            return [key for key in islice(idle, surplus) if key != UNATTRIBUTED]
 
     def priority(self, key: str) -> PriorityClass:
         """The task's class; STEP for a task not seen yet."""
@@ -104,6 +147,9 @@ class Books:
             if session:
                 with self._lock:
                     self._task_of_session[session] = caller.task
+                    self._task_of_session.move_to_end(session)
+                    while len(self._task_of_session) > _MAX_SESSIONS:
+                        self._task_of_session.popitem(last=False)
             self._ledger.append(
                 ModelCall(
                     task=caller.task,

@@ -38,13 +38,13 @@ class ToolDesk:
         self._books = books
         self._emitter = emitter
         self._clock = clock
-        self._caller = caller
+        self.caller = caller
         self._last_session = last_session
         self.is_control_flow = is_control_flow
 
     def tool_started(self, scope: ToolScope) -> None:
         """A tool call starts now, on this thread."""
-        caller = self._caller()
+        caller = self.caller()
         self._books.account(caller.task).tool_call()
         try:
             scope.task, scope.branch, scope.node = caller.task, caller.branch, caller.node

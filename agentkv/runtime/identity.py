@@ -6,7 +6,7 @@ that nothing is known about is never guessed to be another task.
 
 from __future__ import annotations
 
-from contextvars import ContextVar, Token
+from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -16,30 +16,38 @@ from agentkv.core.task import Caller
 _UNKNOWN = Caller()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True, eq=False)
 class Scope:
-    """One `with kv.task(...)` or one run of a decorated node; `owner` is the AgentKV it belongs to."""
+    """One `with kv.task(...)` or one run of a decorated node; `owner` is the AgentKV it belongs to.
+
+    `open` ends with the scope, also where another context still refers to it (a generator, a thread's copy): what
+    is over speaks for nobody any more.
+    """
 
     owner: Any
     task: str | None = None
     node: str | None = None
     outer: Scope | None = None
+    open: bool = True
 
 
 _scope: ContextVar[Scope | None] = ContextVar("agentkv_scope", default=None)
 
 
-def push(*, owner: Any, task: str | None = None, node: str | None = None) -> Token[Scope | None]:
+def push(*, owner: Any, task: str | None = None, node: str | None = None) -> Scope:
     """Open a scope in this context; `pop` closes it."""
-    return _scope.set(Scope(owner=owner, task=task, node=node, outer=_scope.get()))
+    scope = Scope(owner=owner, task=task, node=node, outer=_scope.get())
+    _scope.set(scope)
+    return scope
 
 
-def pop(token: Token[Scope | None]) -> None:
-    """Close a scope. A generator that was started in one context and closed in another leaves nothing to undo."""
-    try:
-        _scope.reset(token)
-    except ValueError:
-        return
+def pop(scope: Scope) -> None:
+    """Close a scope, in whatever order scopes are closed and whichever context this is."""
+    scope.open = False
+    current = _scope.get()
+    while current is not None and not current.open:
+        current = current.outer
+    _scope.set(current)
 
 
 def resolve(owner: Any, host: Host) -> Caller:
@@ -47,7 +55,7 @@ def resolve(owner: Any, host: Host) -> Caller:
     task = node = None
     scope = _scope.get()
     while scope is not None and (task is None or node is None):
-        if scope.owner is owner:
+        if scope.open and scope.owner is owner:
             task = task if task is not None else scope.task
             node = node if node is not None else scope.node
         scope = scope.outer

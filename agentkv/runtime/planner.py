@@ -155,6 +155,7 @@ class Planner:
         try:
             residency = self._engine.residency(session)
             if residency is None:
+                self._let_go(session)
                 return
             now_s = self._clock.now_s()
             decision = self._policy(residency, forecast, base_s, now_s)
@@ -166,6 +167,13 @@ class Planner:
             return
         if decision.ask_again_s is not None:
             self._ask_at(decision.ask_again_s, session, version)
+
+    def _let_go(self, session: str) -> None:
+        """The engine does not know the session: unless a tool of it still runs, nobody will end this wait."""
+        with self._wakeup:
+            wait = self._waits.get(session)
+            if wait is not None and not wait.calls.keys() - {PERSON}:
+                del self._waits[session]
 
     def _ask_at(self, due_s: float, session: str, version: int) -> None:
         with self._wakeup:

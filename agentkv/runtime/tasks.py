@@ -13,12 +13,15 @@ from agentkv.runtime import identity
 class TaskOwner(Protocol):
     """Whose task it is; AgentKV implements it."""
 
-    def open_task(self, key: str, *, budget: Budget | None, priority: PriorityClass | None) -> None: ...
-    def finish(self, task: str) -> None: ...
+    def enter_task(self, key: str, *, budget: Budget | None, priority: PriorityClass | None) -> None: ...
+    def leave_task(self, key: str, *, final: bool) -> None: ...
 
 
 class TaskScope(AbstractContextManager["TaskScope"], AbstractAsyncContextManager["TaskScope"]):
-    """What `kv.task(...)` returns: enter it with `with` or `async with`, one at a time."""
+    """What `kv.task(...)` returns: enter it with `with` or `async with`, one at a time.
+
+    Scopes of one key may nest or run side by side; the last one to leave ends the task, if it is final.
+    """
 
     def __init__(
         self, owner: TaskOwner, key: str, *, budget: Budget | None, priority: PriorityClass | None, final: bool
@@ -31,14 +34,13 @@ class TaskScope(AbstractContextManager["TaskScope"], AbstractAsyncContextManager
         self._token: Any = None
 
     def __enter__(self) -> Self:
-        self._owner.open_task(self.key, budget=self._budget, priority=self._priority)
+        self._owner.enter_task(self.key, budget=self._budget, priority=self._priority)
         self._token = identity.push(owner=self._owner, task=self.key)
         return self
 
     def __exit__(self, *_: object) -> None:
         identity.pop(self._token)
-        if self._final:
-            self._owner.finish(self.key)
+        self._owner.leave_task(self.key, final=self._final)
 
     async def __aenter__(self) -> Self:
         return self.__enter__()

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+from contextvars import ContextVar
 from types import TracebackType
 from typing import Protocol, Self
 
 from agentkv import log
 from agentkv.core.forecast import Forecast
 from agentkv.core.hint import ToolStatus
+from agentkv.core.task import Caller
+
+_announced: ContextVar[ToolScope | None] = ContextVar("agentkv_announced_tool", default=None)
+"""The call that a framework's callback told of in this context: a scope inside it is the same wait."""
 
 
 class Switchboard(Protocol):
     """Who hears about a tool call; AgentKV implements it."""
 
+    def caller(self) -> Caller: ...
     def tool_started(self, scope: ToolScope) -> None: ...
     def tool_progressed(self, scope: ToolScope) -> None: ...
     def tool_ended(self, scope: ToolScope) -> None: ...
@@ -28,7 +34,7 @@ class ToolScope:
     """
 
     __slots__ = (
-        "_board", "branch", "call_id", "command", "expect_s", "forecast", "node", "progress_share", "session", "started_s",
+        "_board", "branch", "call_id", "command", "expect_s", "forecast", "joined", "node", "progress_share", "session", "started_s",
         "status", "task", "tool",
     )  # fmt: skip
 
@@ -46,24 +52,42 @@ class ToolScope:
         self.forecast: Forecast | None = None
         self.progress_share: float | None = None
         self.status = ToolStatus.RUNNING
+        self.joined: ToolScope | None = None
+
+    def announce(self) -> None:
+        """Enter for a framework's callback: scopes that the tool itself opens join this one instead of counting."""
+        self.__enter__()
+        _announced.set(self)
+
+    def _outer(self) -> ToolScope | None:
+        """The announced call that this scope is a part of: running, of the same desk, task and branch."""
+        outer = _announced.get()
+        if outer is None or outer is self or outer.started_s is None or outer._board is not self._board:
+            return None
+        caller = self._board.caller()
+        return outer if (outer.task, outer.branch) == (caller.task, caller.branch) else None
 
     def progress(self, share: float) -> None:
         """Tell that `share` (0 < share <= 1) of the work is done; anything else is counted and ignored."""
-        if not 0 < share <= 1:
+        if not isinstance(share, int | float) or not 0 < share <= 1:
             log.count("progress_ignored")
             return
-        self.progress_share = share
-        self._board.tool_progressed(self)
+        told = self.joined or self
+        told.progress_share = share
+        self._board.tool_progressed(told)
 
     def __enter__(self) -> Self:
-        self._board.tool_started(self)
+        self.joined = self._outer()
+        if self.joined is None:
+            self._board.tool_started(self)
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self.status = self._status_after(error)
-        self._board.tool_ended(self)
+        if self.joined is None:
+            self._board.tool_ended(self)
 
     async def __aenter__(self) -> Self:
         return self.__enter__()

@@ -109,7 +109,7 @@ class AgentKVCallback(BaseCallbackHandler):
             name = (serialized or {}).get("name") or kwargs.get("name") or "tool"
             scope = self._kv.tool(str(name), args=inputs or input_str, call_id=kwargs.get("tool_call_id"))
             with self._attributed(self._caller(metadata, parent_run_id)):
-                scope.__enter__()
+                scope.announce()
             with self._lock:
                 self._tools[run_id] = (scope, parent_run_id)
         except BudgetExceeded:

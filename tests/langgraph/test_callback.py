@@ -307,3 +307,27 @@ def test_a_runtime_that_fails_does_not_reach_the_agent() -> None:
     answer = tools_graph(shell).with_config(callbacks=[callback]).invoke({"messages": [calling("a")]}, CONFIG)
     assert "a" == answer["messages"][-1].text
     model_graph(foreign()).with_config(callbacks=[callback]).invoke({"messages": ["a"]}, CONFIG)
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+def test_a_scope_inside_an_announced_tool_is_the_same_call(kv, is_async) -> None:
+    """Callbacks and `kv.tool` together count a call once, and what comes after it is a call of its own."""
+
+    @tool
+    def pytest_tool(cmd: str) -> str:
+        """Run the tests."""
+        with kv.tool("pytest", args={"cmd": cmd}) as call:
+            call.progress(0.5)
+        return cmd
+
+    app = kv.attach(tools_graph(pytest_tool))
+    message = AIMessage("", tool_calls=[{"name": "pytest_tool", "args": {"cmd": "pytest"}, "id": "call-0"}])
+    if is_async:
+        asyncio.run(app.ainvoke({"messages": [message]}, CONFIG))
+    else:
+        app.invoke({"messages": [message]}, CONFIG)
+    assert ["pytest_tool"] == [one.tool for one in kv.report("t").tools]
+    with kv.task("t", final=False), kv.tool("ruff"):
+        pass
+    assert ["pytest_tool", "ruff"] == [one.tool for one in kv.report("t").tools]
+    assert 2 == kv._books.account("t").used.tool_calls

@@ -20,6 +20,7 @@ from agentkv import (
     Sampling,
     ScriptedEngine,
     Usage,
+    log,
 )
 from agentkv.core.hint import ToolStatus
 from agentkv.errors import Closed, ConfigError
@@ -245,3 +246,101 @@ def test_a_branch_waits_with_the_session_it_was_sent_from(kv):
         answer = kv.submit(ask("x")).result(5)
     assert answer.session == kv._last_session(Caller(task="t", branch="send:1|send:2"))
     assert kv._last_session(Caller(task="other", branch="a|b")) is None
+
+
+def test_a_call_without_max_tokens_may_write_what_is_left_of_the_budget(kv):
+    """No limit of its own means no more than the task has, never the whole context."""
+    request = Request(messages=(Message(role="user", content="hello"),))
+    with kv.task("t", budget=Budget(tokens=6), final=False):
+        kv.submit(request).result(5)
+        sent = kv.engine.requests[-1]
+        assert sent.sampling.max_tokens is not None
+        assert sent.sampling.max_tokens + kv.engine.count_tokens(request) == 6
+        assert kv.report("t").usage.total_tokens <= 6
+        with pytest.raises(BudgetExceeded):
+            kv.submit(ask("and a longer question that has many words in it", max_tokens=8))
+
+
+def test_scopes_of_one_key_share_an_account_and_the_last_one_ends_the_task(kv):
+    """A nested scope neither resets the budget nor destroys what the outer one still uses."""
+    with kv.task("n", budget=Budget(model_calls=1)):
+        with kv.task("n"):
+            kv.submit(ask("x")).result(5)
+        with pytest.raises(BudgetExceeded):
+            kv.submit(ask("y"))
+    late = kv._books.account("n")
+    assert 1 == late.budget.model_calls
+    assert 1 == late.used.model_calls
+
+
+def test_a_new_scope_after_the_end_is_a_new_task_with_a_new_account(kv):
+    """A key may be used again; what an earlier run spent is not held against it."""
+    for _ in range(2):
+        with kv.task("again", budget=Budget(model_calls=1)):
+            kv.submit(ask("x")).result(5)
+
+
+def test_scopes_that_end_in_another_order_leave_nobody_behind(kv):
+    """Two generators in one context, each in its task: afterwards nobody is anybody."""
+
+    def work(name):
+        with kv.task(name, final=False):
+            yield kv.caller().task
+            yield kv.caller().task
+
+    first, second = work("A"), work("B")
+    assert ["A", "B"] == [next(first), next(second)]
+    assert [] == list(first)[1:]
+    assert "B" == next(second)
+    list(second)
+    assert "unattributed" == kv.caller().task
+
+
+def test_tasks_that_nobody_finishes_do_not_pile_up(kv, monkeypatch):
+    """Runs without a key of their own never come back: beyond a cap the longest idle is finished."""
+    monkeypatch.setattr("agentkv.runtime.books.MAX_IDLE_TASKS", 5)
+    for n in range(20):
+        with kv.task(f"run-{n}", final=False):
+            kv.submit(ask("x")).result(5)
+    assert len(kv._books._open) <= 6
+    assert "run-19" in kv._books._open
+
+
+def test_a_finish_at_any_moment_never_reaches_the_agent(kv):
+    """A hundred finishes beside a hundred calls: no KeyError comes out of submit or tool."""
+    stop = threading.Event()
+
+    def finish() -> None:
+        while not stop.is_set():
+            kv.finish("r")
+
+    thread = threading.Thread(target=finish)
+    thread.start()
+    try:
+        with kv.task("r", final=False):
+            for _ in range(45):
+                kv.submit(ask("x")).result(5)
+                with kv.tool("t"):
+                    pass
+    finally:
+        stop.set()
+        thread.join()
+
+
+def test_progress_of_any_type_is_ignored(kv):
+    """Hints never raise into the tool."""
+    with kv.task("t"), kv.tool("x") as call:
+        call.progress(None)
+        call.progress("0.4")
+
+
+def test_a_log_that_cannot_be_written_breaks_nothing(monkeypatch):
+    """A closed pipe behind the log is counted, nothing more."""
+
+    def broken() -> None:
+        raise BrokenPipeError
+
+    monkeypatch.setattr(log, "get_logger", broken)
+    log.warn_once("test_event_that_nobody_else_uses")
+    log.failed("test_event")
+    assert log.counters["log_failed"] >= 2
