@@ -16,13 +16,15 @@ from agentkv.engine.base import Sampling
 from agentkv.errors import ModelError
 
 _SEEDS = 1 << 63
+_GREEDY_BELOW = 1e-5
+"""Colder than this the best token has all the chances, and scores divided by it leave the range of a float."""
 
 
 class Chooser:
     """How one call chooses. The generator draws one number per token, on the CPU: the device does not matter."""
 
     def __init__(self, sampling: Sampling) -> None:
-        self.greedy = sampling.temperature == 0
+        self.greedy = sampling.temperature <= _GREEDY_BELOW
         self._temperature = sampling.temperature
         self._top_p = sampling.top_p
         self._generator = torch.Generator()

@@ -71,3 +71,12 @@ def test_scores_that_are_not_finite_choose_no_token(bad):
     first, second = choose(logits, [Chooser(Sampling())] * 2)
     assert isinstance(first, ModelError)
     assert int(logits[1].argmax()) == second
+
+
+@pytest.mark.parametrize("temperature", [1e-5, 1e-6, 1e-50, 5e-324])
+@pytest.mark.parametrize("top_p", [0.5, 1.0])
+def test_a_temperature_near_zero_takes_the_best(temperature, top_p):
+    """Also where scores divided by it are beyond any float."""
+    logits = _logits(20) / 3
+    choosers = [Chooser(Sampling(temperature=temperature, top_p=top_p, seed=row)) for row in range(20)]
+    assert logits.argmax(-1).tolist() == choose(logits, choosers)
