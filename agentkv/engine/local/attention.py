@@ -119,7 +119,7 @@ def _attend(
     if group.folded:  # a short chunk
         rows = q.reshape(1, kv_heads, -1, head_dim)
         out = F.scaled_dot_product_attention(rows, k, v, attn_mask=group.mask, scale=scaling)
-        return out.view(heads, -1, head_dim).transpose(0, 1)
+        return out.reshape(heads, -1, head_dim).transpose(0, 1)  # not every kernel's output is contiguous
     # a long chunk: KV heads as batch, K and V shared by their query heads through a stride of 0
     shape = (kv_heads, per_kv, group.tokens, head_dim)
     out = F.scaled_dot_product_attention(

@@ -6,6 +6,7 @@ reason; the trial catches whatever no config check thinks of: a wrong answer is 
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import torch
@@ -24,6 +25,7 @@ _RECURRENT = (
 _MODALITIES = ("vision_config", "audio_config", "speech_config", "image_token_id", "vision_start_token_id")
 _MOVING_ROPE = ("dynamic", "longrope")
 _TRIAL_TOKENS = 24
+_TRIAL_CHUNK_TOKENS = 3
 # Root mean square difference from the model's own attention, as a share of the logits' spread. Measured: 4e-6 in
 # float32, 0.04 in bfloat16 (other matrix shapes round differently); a missing soft cap or bias gives 0.3 and more.
 _TOLERANCE = {torch.float32: 0.001, torch.float16: 0.05, torch.bfloat16: 0.15}
@@ -96,13 +98,18 @@ def prove(model: Any, geometry: Geometry, name: str) -> None:
 
 
 def _paged_trial(model: Any, geometry: Geometry, ids: list[int]) -> tuple[list[int], torch.Tensor]:
-    """Positions and their logits, from a chunk of one block and then token by token, over blocks in reverse order."""
+    """Positions and their logits, from a chunk of one block, a short one behind it and then token by token, over
+    blocks in reverse order.
+    """
     count = -(-len(ids) // BLOCK_TOKENS)
     device = model.get_input_embeddings().weight.device
     pool = torch.zeros(count + 1, *geometry.block_shape, dtype=model.dtype, device=device)
     blocks = list(range(count, 0, -1))
     runner = Runner(model, pool)
-    spans = [Span(token_ids=ids[:BLOCK_TOKENS], start=0, blocks=blocks, sample=True)]
-    spans += [Span(token_ids=[ids[at]], start=at, blocks=blocks, sample=True) for at in range(BLOCK_TOKENS, len(ids))]
+    borders = [0, BLOCK_TOKENS, *range(BLOCK_TOKENS + _TRIAL_CHUNK_TOKENS, len(ids) + 1)]
+    spans = [
+        Span(token_ids=ids[start:end], start=start, blocks=blocks, sample=True)
+        for start, end in itertools.pairwise(borders)
+    ]
     logits = torch.stack([runner.forward([span])[0].float() for span in spans])
     return [span.end - 1 for span in spans], logits

@@ -71,6 +71,25 @@ def test_attention_that_differs_from_ours_is_refused(tiny, monkeypatch):
         model.set_attn_implementation(attention.IMPLEMENTATION)
 
 
+def test_the_trial_reads_a_chunk_in_the_middle_too(tiny, monkeypatch):
+    """Chunks behind a cached prefix take a way of their own through attention."""
+    from agentkv.engine.local import attention
+
+    honest = attention._attend
+
+    def broken(paged, group, *args, **kwargs):
+        return honest(paged, group, *args, **kwargs) * (1.1 if group.folded else 1)
+
+    monkeypatch.setattr(attention, "_attend", broken)
+    model = tiny.loaded.model
+    model.set_attn_implementation("sdpa")
+    try:
+        with pytest.raises(UnsupportedModel, match="differs from its own attention"):
+            prove(model, tiny.loaded.geometry, "model")
+    finally:
+        model.set_attn_implementation(attention.IMPLEMENTATION)
+
+
 @pytest.mark.parametrize("value", [0.0, float("nan")])
 def test_broken_weights_are_refused(save_tiny, tmp_path, value):
     """An output layer of zeros or NaN answers, but not sense (M3)."""

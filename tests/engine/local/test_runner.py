@@ -6,6 +6,7 @@ import random
 import pytest
 import torch
 
+from agentkv.engine.local import attention
 from agentkv.engine.local.attention import IMPLEMENTATION, no_mask
 from agentkv.engine.local.runner import Runner, Span
 
@@ -111,3 +112,20 @@ def test_the_model_says_so_when_it_is_run_outside_of_an_engine(tiny):
     """A model that was given to an engine cannot be called by accident and answer nonsense."""
     with pytest.raises(RuntimeError, match="given to an agentkv engine"):
         tiny.loaded.model(input_ids=torch.tensor([[1, 2]]), use_cache=False)
+
+
+def test_attention_kernels_may_return_any_strides(any_tiny, monkeypatch):
+    """Some kernels lay their output out by token, not by head: decode, short and long chunks read it all the same."""
+    kernel = attention.F.scaled_dot_product_attention
+
+    def by_token(*args, **kwargs):
+        return kernel(*args, **kwargs).transpose(1, 2).contiguous().transpose(1, 2)
+
+    monkeypatch.setattr(attention.F, "scaled_dot_product_attention", by_token)
+    ids = [(i * 37 + 5) % 256 for i in range(200)]
+    runner = Runner(any_tiny.loaded.model, _pool(any_tiny))
+    blocks = _scattered(3, 13)[0]
+    expected = any_tiny.logits(ids)
+    for start, end in ((0, 20), (20, 30), (30, 31), (31, 190), (190, 200)):
+        logits = runner.forward([Span(token_ids=ids[start:end], start=start, blocks=blocks, sample=True)])
+        _close(expected[end - 1], logits[0])
