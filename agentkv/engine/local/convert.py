@@ -7,6 +7,7 @@ The folder is complete or absent: it is written beside its place and renamed.
 from __future__ import annotations
 
 import contextlib
+import glob
 import os
 import shutil
 import tempfile
@@ -14,6 +15,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from agentkv.engine.local.quiet import quiet
 from agentkv.errors import ModelError, ModelNotFound
 
 _FORMAT = "1"  # part of the folder's name: a change of what we write makes a new folder
@@ -44,8 +46,11 @@ def converted(file: Path, *, progress: Callable[[str], None]) -> Path:
         models.mkdir(parents=True, exist_ok=True)
         with _only_one(models / f"{folder.name}.lock"):
             if not folder.is_dir():
+                for half in models.glob(f"{glob.escape(folder.name)}.*.part"):  # a process was killed in the middle
+                    shutil.rmtree(half, ignore_errors=True)
                 progress(f"unpacking {file.name} once into {folder} (about half a minute)")
-                _convert(file, folder)
+                with quiet():
+                    _convert(file, folder)
     except OSError as error:
         raise ModelError(f"{file} could not be unpacked into {models}: {error}; set AGENTKV_CACHE") from error
     return folder

@@ -7,10 +7,9 @@ The fingerprint hashes content, never names or times: it seeds every block key, 
 
 from __future__ import annotations
 
-import contextlib
 import importlib.util
 import mmap
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +18,7 @@ from typing import Any
 import torch
 
 from agentkv.engine.local.convert import cache_folder, converted
+from agentkv.engine.local.quiet import quiet
 from agentkv.engine.local.support import prove, refuse
 from agentkv.errors import ConfigError, ModelError, ModelNotFound, UnsupportedModel
 from agentkv.kv.geometry import Geometry
@@ -59,7 +59,7 @@ def load_model(
 
     say = progress or (lambda _line: None)
     where = _device(device)
-    with _quiet():
+    with quiet():
         folder = _folder(name_or_path, say)
         try:
             config = AutoConfig.from_pretrained(folder, local_files_only=True)
@@ -229,18 +229,3 @@ def _file_digest(file: Path) -> bytes:
         for at in range(0, len(data), _HASH_BYTES):
             hasher.update(data[at : at + _HASH_BYTES])
     return hasher.digest()
-
-
-@contextlib.contextmanager
-def _quiet() -> Iterator[None]:
-    """No progress bars of transformers while we load: `progress` tells what happens."""
-    from transformers.utils import logging
-
-    shown = logging.is_progress_bar_enabled()
-    if shown:
-        logging.disable_progress_bar()
-    try:
-        yield
-    finally:
-        if shown:
-            logging.enable_progress_bar()
