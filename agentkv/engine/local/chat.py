@@ -4,7 +4,7 @@ Covers: what the template can do (found by trying it), the stand-ins for what it
 not cover: reading the answer (`toolcalls.py`), tokens (`tokeniser.py`).
 
 Stand-ins. Tools, for templates that ignore them: the PREAMBLE at the head of the system message, one JSON object per
-tool. An assistant's calls: the text that the model wrote, byte for byte, else <tool_call> tags. Tool results, for
+tool. An assistant's calls: the text that the model wrote, byte for byte, if nobody edited the turn, else <tool_call> tags. Tool results, for
 templates without a tool role: a user turn with one <tool_response> element for each result.
 """
 
@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from agentkv.core.message import Message, ToolCall, ToolSpec
@@ -27,8 +28,28 @@ PREAMBLE = (
 _PROBE = "agentkv-probe"
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Written:
+    """A turn with tool calls: what the model wrote (`raw`), and what callers were told of it."""
+
+    raw: str
+    content: str
+    calls: tuple[ToolCall, ...]
+
+    def unchanged(self, message: Message) -> bool:
+        """True if `message` still says what was told: nobody edited text, calls or arguments before sending it back."""
+        if message.content.strip() != self.content.strip() or len(message.tool_calls) != len(self.calls):
+            return False
+        told = {call.id: call for call in self.calls}
+        return all(call.id in told and _same(call, told[call.id]) for call in message.tool_calls)
+
+
+RawOf = Callable[[str], Written | None]
+"""What the model wrote in the turn that asked for this tool call, if it is known."""
+
+
 class Chat:
-    """One model's chat template. `RawOf` answers with the text behind a tool call id, if it is known."""
+    """One model's chat template."""
 
     def __init__(self, tokenizer: Any, tokeniser: Tokeniser, name: str) -> None:
         self._tokenizer = tokenizer
@@ -59,9 +80,7 @@ class Chat:
             return False
         return _PROBE in shown
 
-    def render(
-        self, messages: Sequence[Message], tools: Sequence[ToolSpec], raw_of: Callable[[str], str | None]
-    ) -> str:
+    def render(self, messages: Sequence[Message], tools: Sequence[ToolSpec], raw_of: RawOf) -> str:
         """The prompt text, up to where the assistant's answer begins; spelled control tokens are marked.
 
         Raises RequestInvalid if the model has no template or there are no messages, TemplateRejected with the
@@ -85,7 +104,7 @@ class Chat:
             return self._apply(_with_preamble(turns, specs), None)
         return self._apply(turns, specs)
 
-    def _turn(self, message: Message, raw_of: Callable[[str], str | None], *, results: bool) -> dict[str, Any]:
+    def _turn(self, message: Message, raw_of: RawOf, *, results: bool) -> dict[str, Any]:
         guard = self._tokeniser.guard
         content = guard(message.content)
         if message.role == "tool":
@@ -97,11 +116,12 @@ class Chat:
             return turn | {field: guard(value) for field, value in fields.items() if value is not None}
         if message.role != "assistant" or not message.tool_calls:
             return {"role": message.role, "content": content}
-        raw = raw_of(message.tool_calls[0].id)
         if self._knows_calls:
             calls = [self._call(call) for call in message.tool_calls]
             return {"role": "assistant", "content": content, "tool_calls": calls}
-        return {"role": "assistant", "content": guard(raw if raw is not None else _tagged(message))}
+        known = raw_of(message.tool_calls[0].id)
+        spelled = known.raw if known is not None and known.unchanged(message) else _tagged(message)
+        return {"role": "assistant", "content": guard(spelled)}
 
     def _call(self, call: ToolCall) -> dict[str, Any]:
         function = {"name": self._tokeniser.guard(call.name), "arguments": self._guarded(self._arguments(call))}
@@ -155,3 +175,18 @@ def _with_preamble(turns: list[dict[str, Any]], specs: list[dict[str, Any]]) -> 
 def _tagged(message: Message) -> str:
     calls = (f'{OPEN}{{"name": {json.dumps(c.name)}, "arguments": {c.arguments}}}{CLOSE}' for c in message.tool_calls)
     return "\n".join([message.content, *calls] if message.content else calls)
+
+
+def _same(one: ToolCall, other: ToolCall) -> bool:
+    """True if both call the same with the same arguments, however these are spelled."""
+    if one.name != other.name:
+        return False
+    return one.arguments == other.arguments or _canonical(one.arguments) == _canonical(other.arguments)
+
+
+def _canonical(arguments: str) -> str:
+    """One spelling for equal JSON (true is not 1, as it would be for Python); any other text as it is."""
+    try:
+        return json.dumps(json.loads(arguments), sort_keys=True)
+    except ValueError:
+        return arguments

@@ -18,6 +18,7 @@ from agentkv.core.residency import Move, Receipt, Residency
 from agentkv.core.task import Caller
 from agentkv.engine.base import Chunk, Generation, Request, Stream
 from agentkv.engine.local.batch import Batch, Turn
+from agentkv.engine.local.chat import Written
 from agentkv.engine.local.intake import Intake
 from agentkv.engine.local.loader import LoadedModel
 from agentkv.engine.local.runner import Runner
@@ -283,7 +284,8 @@ class LocalEngine:
         rest, calls = answer.finish()
         if rest:
             sequence.stream.push(Chunk(text=rest))
-        session.raw_by_call.update((call.id, answer.raw) for call in calls)
+        told = Written(raw=answer.raw, content=answer.text, calls=calls)
+        session.raw_by_call.update((call.id, told) for call in calls)
         self._counts["completed"] += 1
         self._settle(sequence)
         assert answer.reason is not None

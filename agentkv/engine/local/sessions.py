@@ -2,19 +2,26 @@
 
 Covers: choosing a session, transcripts, the raw text behind tool calls, tasks in order of arrival. Does not cover:
 blocks (`kv/`). The choice decides cost only. Thread-safe: callers choose, the engine's thread writes results.
+Nothing grows for ever: tasks, a task's sessions and branches have limits; what goes is told, so that its blocks go.
 """
 
 from __future__ import annotations
 
+import itertools
 import threading
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 from agentkv.core.task import Caller
+from agentkv.engine.local.chat import Written
 from agentkv.engine.local.transcript import Transcript
 from agentkv.errors import RequestInvalid
 
+_IDLE_TASKS = 1024  # more tasks are forgotten, longest idle first: a graph without thread id makes one for each run
 _SESSIONS_PER_TASK = 64  # more are forgotten, longest unused first: unattributed calls never end their task
+_BRANCHES = 256  # that a session or a task remembers, latest last
 _SAME_LINE = 0.5  # a prompt of the same branch that shares more than this is taken for an edited continuation
+_Value = TypeVar("_Value")
 
 
 @dataclass(slots=True, eq=False)
@@ -24,8 +31,8 @@ class Session:
     key: str
     task: str
     transcript: Transcript = field(default_factory=Transcript)
-    branches: set[str] = field(default_factory=set)
-    raw_by_call: dict[str, str] = field(default_factory=dict)
+    branches: dict[str, None] = field(default_factory=dict)
+    raw_by_call: dict[str, Written] = field(default_factory=dict)
     computed_tokens: int = 0
     calls: int = 0
     """Calls under way."""
@@ -39,13 +46,17 @@ class _Task:
     last: dict[str, str] = field(default_factory=dict)  # branch -> session
     made: int = 0
 
+    @property
+    def busy(self) -> bool:
+        return any(session.calls for session in self.sessions.values())
+
 
 class Sessions:
     """All sessions of one engine."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._tasks: dict[str, _Task] = {}
+        self._tasks: dict[str, _Task] = {}  # longest idle first
         self._by_key: dict[str, Session] = {}
         self._ordinal = 0
 
@@ -76,33 +87,52 @@ class Sessions:
     def join(self, session: Session, caller: Caller) -> tuple[int, list[str]]:
         """A call of `session` starts: (its task's place in order of arrival, sessions forgotten for it)."""
         with self._lock:
-            task = self._tasks.get(caller.task)
+            task = self._tasks.pop(caller.task, None)
             if task is None:
                 self._ordinal += 1
-                task = self._tasks[caller.task] = _Task(ordinal=self._ordinal)
+                task = _Task(ordinal=self._ordinal)
+            self._tasks[caller.task] = task
             if not session.key:
                 task.made += 1
                 session.key = f"{caller.task}#{task.made}"
             task.sessions.pop(session.key, None)
             task.sessions[session.key] = session
-            task.last[caller.branch] = session.key
+            _remember(task.last, caller.branch, session.key)
+            _remember(session.branches, caller.branch, None)
             self._by_key[session.key] = session
-            session.branches.add(caller.branch)
             session.calls += 1
             session.dropped = False
-            idle = [s for s in task.sessions.values() if not s.calls]
-            surplus = idle[: max(0, len(task.sessions) - _SESSIONS_PER_TASK)]
-            for old in surplus:
-                self._forget(old)
-                del task.sessions[old.key]
-            return task.ordinal, [old.key for old in surplus]
+            return task.ordinal, [*self._surplus_sessions(task), *self._surplus_tasks()]
+
+    def _surplus_sessions(self, task: _Task) -> list[str]:
+        """Forget idle sessions of a task that has too many."""
+        idle = [session for session in task.sessions.values() if not session.calls]
+        surplus = idle[: max(0, len(task.sessions) - _SESSIONS_PER_TASK)]
+        for old in surplus:
+            self._forget(old)
+            del task.sessions[old.key]
+        keys = [old.key for old in surplus]
+        if keys:
+            task.last = {branch: key for branch, key in task.last.items() if key not in keys}
+        return keys
+
+    def _surplus_tasks(self) -> list[str]:
+        """Forget idle tasks where there are too many; the keys of their sessions."""
+        many = len(self._tasks) - _IDLE_TASKS
+        if many <= 0:
+            return []
+        idle = itertools.islice((name for name, task in self._tasks.items() if not task.busy), many)
+        return [key for name in list(idle) for key in self._forget_task(name)]
 
     def leave(self, session: Session) -> None:
         """A call of `session` has ended."""
         with self._lock:
             session.calls -= 1
+            task = self._tasks.pop(session.task, None)
+            if task is not None:  # idle from now on
+                self._tasks[session.task] = task
 
-    def raw_of(self, task: str, call_id: str) -> str | None:
+    def raw_of(self, task: str, call_id: str) -> Written | None:
         """What the model really wrote in the turn that asked for this tool call."""
         with self._lock:
             known = self._tasks.get(task)
@@ -118,9 +148,14 @@ class Sessions:
     def finish(self, task: str) -> None:
         """Forget the task."""
         with self._lock:
-            known = self._tasks.pop(task, None)
-            for session in known.sessions.values() if known else ():
-                self._forget(session)
+            self._forget_task(task)
+
+    def _forget_task(self, name: str) -> list[str]:
+        task = self._tasks.pop(name, None)
+        sessions = list(task.sessions.values()) if task else []
+        for session in sessions:
+            self._forget(session)
+        return [session.key for session in sessions]
 
     def _forget(self, session: Session) -> None:
         session.dropped = True
@@ -130,3 +165,11 @@ class Sessions:
         """How many sessions are remembered."""
         with self._lock:
             return len(self._by_key)
+
+
+def _remember(latest: dict[str, _Value], branch: str, value: _Value) -> None:
+    """Put a branch last; the first one goes where there are too many."""
+    latest.pop(branch, None)
+    latest[branch] = value
+    if len(latest) > _BRANCHES:
+        del latest[next(iter(latest))]

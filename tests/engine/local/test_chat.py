@@ -1,11 +1,12 @@
 """Messages become what the model's template makes of them; what it cannot do has a documented stand-in."""
 
 import json
+from dataclasses import replace
 
 import pytest
 
 from agentkv.core.message import Message, ToolCall, ToolSpec
-from agentkv.engine.local.chat import PREAMBLE, Chat
+from agentkv.engine.local.chat import PREAMBLE, Chat, Written
 from agentkv.engine.local.tokeniser import Tokeniser
 from agentkv.errors import RequestInvalid, TemplateRejected
 
@@ -96,7 +97,37 @@ def test_an_assistants_calls_are_sent_as_the_model_wrote_them(chat):
     """Byte for byte, or the session's KV would be lost at its own answer."""
     turn = Message(role="assistant", content="I look.", tool_calls=(CALL,))
     raw = 'I look.\n<tool_call> {"name":"grep","arguments":{"q":  1}}</tool_call>'
-    assert raw in _render(chat(CHATML), [_user("hi"), turn], raws={"call_1": raw})
+    known = Written(raw=raw, content="I look.", calls=(CALL,))
+    assert raw in _render(chat(CHATML), [_user("hi"), turn], raws={"call_1": known})
+
+
+@pytest.mark.parametrize("spelled", ['{"q": 1}', '{"q":1}'])
+def test_arguments_that_were_only_spelled_anew_count_as_unchanged(chat, spelled):
+    """Clients parse and print them; blanks at the ends of the text get lost on the way."""
+    known = Written(raw=" as written", content=" I look.\n", calls=(CALL,))
+    turn = Message(role="assistant", content="I look.", tool_calls=(replace(CALL, arguments=spelled),))
+    assert "[assistant] as written[assistant]" in _render(chat(CHATML), [_user("hi"), turn], raws={"call_1": known})
+
+
+OTHER = ToolCall(id="call_2", name="ls", arguments="{}")
+
+
+@pytest.mark.parametrize(
+    ("content", "calls"),
+    [
+        ("I look.", (replace(CALL, arguments='{"q": 2}'), OTHER)), ("I look.", (replace(CALL, name="rm"), OTHER)),
+        ("No, wait.", (CALL, OTHER)), ("I look.", (CALL,)), ("I look.", (OTHER,)),
+        ("I look.", (replace(CALL, arguments='{"q": 1'), OTHER)), ("I look.", (replace(CALL, arguments='{"q": true}'), OTHER)),
+    ],
+)  # fmt: skip
+def test_a_turn_that_a_person_edited_is_sent_as_edited(chat, content, calls):
+    """The model reads the approved arguments, text and calls, not those it had written."""
+    known = Written(raw="as written", content="I look.", calls=(CALL, OTHER))
+    turn = Message(role="assistant", content=content, tool_calls=calls)
+    text = _render(chat(CHATML), [_user("hi"), turn], raws={"call_1": known, "call_2": known})
+    assert "as written" not in text
+    assert content in text
+    assert all(call.arguments in text for call in calls)
 
 
 def test_unknown_calls_are_written_in_our_convention(chat):

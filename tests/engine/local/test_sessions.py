@@ -1,0 +1,87 @@
+"""What the engine remembers of sessions stays within limits, and what it forgets is forgotten everywhere."""
+
+import pytest
+
+from agentkv.core.task import Caller
+from agentkv.engine.local import sessions as sessions_module
+from agentkv.engine.local.sessions import Sessions
+
+
+def _call(sessions, task, *, branch="", wanted=None, ends=True):
+    """A call of its own session; (session, keys forgotten for it)."""
+    caller = Caller(task=task, branch=branch)
+    session = sessions.choose(caller, "no prompt in common", wanted)
+    _, forgotten = sessions.join(session, caller)
+    if ends:
+        sessions.leave(session)
+    return session, forgotten
+
+
+@pytest.fixture
+def few(monkeypatch):
+    """Sessions with small limits."""
+    monkeypatch.setattr(sessions_module, "_IDLE_TASKS", 3)
+    monkeypatch.setattr(sessions_module, "_SESSIONS_PER_TASK", 2)
+    monkeypatch.setattr(sessions_module, "_BRANCHES", 3)
+    return Sessions()
+
+
+def test_the_task_that_was_idle_longest_is_forgotten(few):
+    """With all its sessions; whoever was used since stays."""
+    for task in ("a", "b", "c"):
+        assert [] == _call(few, task, wanted=f"{task}-1")[1]
+    _call(few, "a", wanted="a-2")
+    assert ["b-1"] == _call(few, "d", wanted="d-1")[1]
+    assert few.last_session(Caller(task="b")) is None
+    assert "a-2" == few.last_session(Caller(task="a"))
+    assert 4 == few.count()
+
+
+def test_a_task_is_idle_from_the_end_of_its_call_on(few):
+    """A long call is no reason to be forgotten right after it."""
+    long, _ = _call(few, "long", ends=False)
+    for task in ("b", "c"):
+        _call(few, task, wanted=f"{task}-1")
+    few.leave(long)
+    assert ["b-1"] == _call(few, "d")[1]
+
+
+def test_busy_tasks_are_never_forgotten(few):
+    """However many: the idle ones beside them go first, and none if there is none."""
+    busy = [_call(few, f"busy-{number}", ends=False)[0] for number in range(5)]
+    assert 5 == few.count()
+    assert not any(session.dropped for session in busy)
+    _, forgotten = _call(few, "idle", wanted="idle-1")
+    assert [] == forgotten
+    assert ["idle-1"] == _call(few, "next", ends=False)[1]
+    for session in busy:
+        few.leave(session)
+    _call(few, "last")
+    assert 3 == few.count()
+
+
+def test_a_surplus_session_is_nobodys_last_session(few):
+    """The planner must not move what the engine has forgotten."""
+    for branch in ("x", "y", "z"):
+        _, forgotten = _call(few, "t", branch=branch, wanted=f"t-{branch}")
+    assert ["t-x"] == forgotten
+    assert few.last_session(Caller(task="t", branch="x")) is None
+    assert "t-z" == few.last_session(Caller(task="t", branch="z"))
+
+
+def test_branches_are_remembered_up_to_a_limit(few):
+    """Frameworks name a branch anew in each step; the latest ones count."""
+    for number in range(10):
+        session, _ = _call(few, "t", branch=f"step-{number}", wanted="t-1")
+        _call(few, "t", branch="main", wanted="t-2")
+    assert {"step-8": "t-1", "step-9": "t-1", "main": "t-2"} == few._tasks["t"].last
+    assert ["step-7", "step-8", "step-9"] == list(session.branches)
+
+
+def test_tasks_that_never_end_do_not_fill_the_engine(start, ask, monkeypatch):
+    """Each call a task of its own, as graphs without a thread id make them: sessions and their blocks go again."""
+    monkeypatch.setattr(sessions_module, "_IDLE_TASKS", 4)
+    engine = start()
+    for number in range(12):
+        engine.submit(ask(f"{number} " + "words " * 8, 2, task=f"run-{number}")).result(60)
+    assert 4 == engine.stats()["sessions"] == len(engine.tiers._book.holdings)
