@@ -88,6 +88,10 @@ class Answer:
             return "stop"
         return "length" if len(self.token_ids) >= self._max_tokens else None
 
+    def flush(self) -> None:
+        """No token follows: half a character that is held becomes U+FFFD in `written`, so that it spells all ids."""
+        self._plain += self._detokeniser.finish()
+
     def finish(self) -> tuple[str, tuple[ToolCall, ...]]:
         """The text that was held until the end, and the tool calls; `reason`, `text` and `raw` are final then."""
         piece = self._detokeniser.finish()

@@ -315,6 +315,7 @@ class LocalEngine:
         """What the call computed belongs to its session now; its blocks are unpinned."""
         session, answer = sequence.session, sequence.answer
         if sequence.computed:
+            answer.flush()
             written = sequence.transcript.answered(answer.written, answer.token_ids, self._intake.tokeniser)
             session.transcript = written
             session.computed_tokens = sequence.computed

@@ -68,7 +68,9 @@ class Transcript:
         return 0, 0
 
     def answered(self, written: str, token_ids: list[int], tokeniser: Tokeniser) -> Transcript:
-        """This prompt plus what the model made of it."""
+        """This prompt plus what the model made of it; ids that spell nothing at all are left out."""
+        if not written:
+            return self
         text, ids = self.text + written, self.ids + token_ids
         ends_well = token_ids and tokeniser.control(token_ids[-1]) is not None
         borders = [*self.borders, (len(text), len(ids))] if ends_well else self.borders

@@ -384,6 +384,27 @@ def test_a_step_that_fails_ends_its_calls_and_no_others(tiny, start, ask, monkey
     _idle(engine)
 
 
+@pytest.mark.parametrize("told", ["", "ab"])
+@pytest.mark.parametrize("half", [1, 2, 3])
+def test_a_call_that_ends_inside_a_character_leaves_nothing_behind_for_the_next(tiny, start, ask, told, half):
+    """Bytes that had no text yet are no part of a prompt that is sent again, with or without the text there was."""
+    engine = start()
+    forward, left = engine._runner.forward, [len(told) + half]
+
+    def fails_later(spans):
+        left[0] -= 1
+        return forward(spans) if left[0] >= 0 else 1 / 0
+
+    engine._runner.forward = fails_later
+    prompt = _prompt(0, 30)
+    with pytest.raises(Exception, match="ZeroDivisionError"):
+        engine.submit(ask(prompt, 8, task="t", forced_ids=tuple(tiny.ids(f"{told}😀 and more")))).result(60)
+    engine._runner.forward = forward
+    again = engine.submit(ask(prompt + told, 8, task="t")).result(60)
+    assert 30 + len(told) == again.usage.input_tokens
+    assert tiny.greedy(prompt + told, 8) == list(again.token_ids)
+
+
 # -- order, sharing, accounts
 
 

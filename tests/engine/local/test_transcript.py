@@ -111,3 +111,10 @@ def test_a_start_token_comes_once(make_tokenizer):
     assert raw.ids == chat.ids == [256, *tokeniser.encode("ab").ids]
     longer, _ = raw.extended("ab c", tokeniser, raw=True)
     assert [256, *tokeniser.encode("ab c").ids] == longer.ids
+
+
+def test_ids_without_text_are_not_kept(tokeniser):
+    """An answer that spelled nothing is no answer: the same prompt again has its own ids only."""
+    first, _ = Transcript().extended("hi", tokeniser, raw=True)
+    again, _ = first.answered("", [200], tokeniser).extended("hi", tokeniser, raw=True)
+    assert first.ids == again.ids
