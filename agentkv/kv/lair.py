@@ -55,7 +55,10 @@ def sweep(root: str | Path) -> list[Path]:
     """Remove what dead processes left below `root`; returns the directories that are gone. Live ones stay."""
     gone: list[Path] = []
     for lock_path in sorted(Path(root).glob(f"{_PREFIX}*{_LOCK}")):
-        fd = _try_lock(lock_path)
+        try:
+            fd = _try_lock(lock_path)
+        except OSError:  # another user's, or a mount without locks: none of ours to remove
+            continue
         if fd is None:
             continue
         directory = lock_path.with_suffix("")
@@ -71,25 +74,36 @@ def sweep(root: str | Path) -> list[Path]:
 
 
 def _take_lock(root: Path) -> tuple[Path, int]:
+    """A new lock file, locked. Raises OSError where files cannot be locked, as on some network mounts."""
     while True:
         path = root / f"{_PREFIX}{os.getpid()}-{uuid.uuid4().hex[:8]}{_LOCK}"
         path.touch(mode=0o600, exist_ok=False)
-        fd = _try_lock(path)
+        try:
+            fd = _try_lock(path)
+        except OSError:
+            with contextlib.suppress(OSError):
+                path.unlink()
+            raise
         if fd is not None:
             return path, fd
 
 
 def _try_lock(path: Path) -> int | None:
-    """The locked descriptor; None if a living process has it, or a sweep removed the file under our hands."""
+    """The locked descriptor; None if a living process has it, or a sweep removed the file under our hands. Raises
+    OSError if it cannot be locked at all.
+    """
     try:
         fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
-    except OSError:
+    except FileNotFoundError:
         return None
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         if os.fstat(fd).st_ino == path.stat().st_ino:
             return fd
-    except OSError:
+    except (BlockingIOError, FileNotFoundError):
         pass
+    except OSError:
+        os.close(fd)
+        raise
     os.close(fd)
     return None

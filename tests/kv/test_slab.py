@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import mmap
 import os
+import re
 import shutil
 import stat
 import subprocess
@@ -14,7 +16,7 @@ import textwrap
 import pytest
 
 from agentkv import log
-from agentkv.errors import ConfigError
+from agentkv.errors import ConfigError, DiskUnavailable
 from agentkv.kv import slab as slab_module
 from agentkv.kv.lair import sweep
 from agentkv.kv.slab import Slab, SlotImage
@@ -294,3 +296,35 @@ def test_a_foreign_file_in_the_root_is_left_alone(tmp_path):
     (tmp_path / "agentkv-1-dead").mkdir()
     assert [tmp_path / "agentkv-1-dead"] == sweep(tmp_path)
     assert {"notes.txt", "agentkv-data"} == {path.name for path in tmp_path.iterdir()}
+
+
+@pytest.mark.parametrize("code", [errno.ENOLCK, errno.ENOTSUP])
+def test_a_mount_without_locks_is_refused_at_construction(tmp_path, monkeypatch, code):
+    """It used to be taken for a busy file, and the next one tried, for ever."""
+
+    def no_locks(*_):
+        assert len(list(tmp_path.iterdir())) < 10, "still trying"
+        raise OSError(code, os.strerror(code))
+
+    monkeypatch.setattr(fcntl, "flock", no_locks)
+    (tmp_path / "agentkv-1-dead.lock").touch()
+    with pytest.raises(DiskUnavailable, match=re.escape(os.strerror(code))):
+        Slab(tmp_path, 4 * SLOT, BLOCK)
+    assert ["agentkv-1-dead.lock"] == [path.name for path in tmp_path.iterdir()]
+    assert [] == sweep(tmp_path)
+
+
+def test_a_lock_file_that_is_swept_at_once_is_made_again(tmp_path, monkeypatch):
+    """Another process may see it before it is locked."""
+    flock, unlucky = fcntl.flock, [True, True]
+
+    def swept(fd, flags):
+        if unlucky:
+            unlucky.pop()
+            for path in tmp_path.glob("*.lock"):
+                path.unlink()
+        flock(fd, flags)
+
+    monkeypatch.setattr(fcntl, "flock", swept)
+    with Slab(tmp_path, 4 * SLOT, BLOCK) as slab:
+        assert [slab.path.name + ".lock"] == [path.name for path in tmp_path.glob("*.lock")]
