@@ -42,6 +42,8 @@ class HostArena:
             self._map.madvise(mmap.MADV_HUGEPAGE)
         self.buffer = memoryview(self._map)
         self.address = ctypes.addressof(ctypes.c_char.from_buffer(self.buffer))
+        self.piece_slots = max(1, _PIN_PIECE_BYTES // self.slot_bytes)
+        """Slots per registration with CUDA: no slot lies in two, and no copy may reach from one into the next."""
         self._touch()
         self.free = FreeMap(self.slots)
         self.pinned_bytes = self._pin() if pin else 0
@@ -62,9 +64,9 @@ class HostArena:
 
     def _pin(self) -> int:
         """Page-lock the arena piece by piece; what cannot be pinned stays pageable, with one warning."""
-        pinned = 0
-        for at in range(0, self.size_bytes, _PIN_PIECE_BYTES):
-            size = min(_PIN_PIECE_BYTES, self.size_bytes - at)
+        pinned, piece_bytes = 0, self.piece_slots * self.slot_bytes
+        for at in range(0, self.size_bytes, piece_bytes):
+            size = min(piece_bytes, self.size_bytes - at)
             code = int(_cudart().cudaHostRegister(self.address + at, size, 0))
             if code != 0:
                 _clear_cuda_error()
@@ -81,7 +83,7 @@ class HostArena:
 
     def close(self) -> None:
         """Unpin and unmap; views that somebody still holds keep the memory until they go."""
-        for at in range(0, self.pinned_bytes, _PIN_PIECE_BYTES):
+        for at in range(0, self.pinned_bytes, self.piece_slots * self.slot_bytes):
             try:
                 _cudart().cudaHostUnregister(self.address + at)
             except Exception as error:

@@ -81,3 +81,15 @@ def test_more_than_the_address_space_is_refused():
     """With the size that was asked for."""
     with pytest.raises(ConfigError, match="cannot be mapped"):
         HostArena(GEOMETRY, 2**60)
+
+
+def test_no_slot_lies_in_two_registrations(cudart, monkeypatch):
+    """A copy must stay inside of one: pieces hold whole slots, and say how many."""
+    monkeypatch.setattr(host_module, "_PIN_PIECE_BYTES", 5 * 4096)
+    geometry = Geometry(layers=2, kv_heads=2, head_dim=16, dtype="float32")
+    assert 2 * 4096 == geometry.slot_bytes
+    arena = HostArena(geometry, 6 * 4096, pin=True)
+    assert [arena.address, arena.address + 4 * 4096] == cudart.pinned
+    assert 2 == arena.piece_slots
+    arena.close()
+    assert [] == cudart.pinned

@@ -9,7 +9,7 @@ import torch
 from agentkv.kv.device import DevicePool
 from agentkv.kv.geometry import Geometry
 from agentkv.kv.host import HostArena
-from agentkv.kv.streams import DONE, HostEvent, Memory, Run, runs_of
+from agentkv.kv.streams import DONE, HostEvent, Memory, Run, cut_runs, runs_of
 from agentkv.kv.streams.adversarial import AdversarialStreams
 from agentkv.kv.streams.cpu import CpuStreams, _halves
 
@@ -143,3 +143,11 @@ def test_a_big_copy_is_cut_in_halves():
     first, second = _halves([(0, 1000, 10), (100, 2000, 30)])
     assert [(0, 1000, 10), (100, 2000, 10)] == first
     assert [(110, 2010, 20)] == second
+
+
+def test_runs_are_cut_at_borders_of_the_host_side():
+    """Host memory is registered piece by piece, and one copy must not span two pieces."""
+    runs = [Run(0, 2, 9), Run(20, 4, 4), Run(30, 7, 1)]
+    wanted = [Run(0, 2, 2), Run(2, 4, 4), Run(6, 8, 3), Run(20, 4, 4), Run(30, 7, 1)]
+    assert wanted == cut_runs(runs, 4)
+    assert [Run(0, 2, 1), Run(1, 3, 1)] == cut_runs([Run(0, 2, 2)], 1)

@@ -37,6 +37,18 @@ def runs_of(pairs: Iterable[tuple[int, int]]) -> list[Run]:
     return runs
 
 
+def cut_runs(runs: Iterable[Run], every: int) -> list[Run]:
+    """The same copies, none across a host slot whose number is a multiple of `every`."""
+    cut: list[Run] = []
+    for run in runs:
+        done = 0
+        while done < run.n:
+            n = min(run.n - done, every - (run.host_block + done) % every)
+            cut.append(Run(run.device_block + done, run.host_block + done, n))
+            done += n
+    return cut
+
+
 class Event(Protocol):
     """A point on a stream."""
 

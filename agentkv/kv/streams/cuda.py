@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from agentkv.kv.streams import Direction, Event, Memory, Run
+from agentkv.kv.streams import Direction, Event, Memory, Run, cut_runs
 
 
 class CudaEvent:
@@ -36,6 +36,7 @@ class CudaStreams:
         self._side: dict[Direction, torch.cuda.Stream] = {"h2d": _new_stream(device), "d2h": _new_stream(device)}
         self._blocks: torch.Tensor | None = None
         self._slots: torch.Tensor | None = None
+        self._piece_slots = 1
 
     def bind(self, memory: Memory) -> None:
         pool = memory.pool.pool
@@ -44,6 +45,7 @@ class CudaStreams:
         if memory.arena is not None:
             slots = torch.frombuffer(memory.arena.buffer, dtype=torch.uint8).view(-1, memory.arena.slot_bytes)
             self._slots = slots[:, : memory.pool.geometry.block_bytes]
+            self._piece_slots = memory.arena.piece_slots
         self.compute.wait_stream(torch.cuda.current_stream(self._device))  # the pool was zeroed there
 
     def launch(self, fn: Callable[[], None]) -> None:
@@ -73,11 +75,9 @@ class CudaStreams:
         return CudaEvent(side)
 
     def _whole(self, runs: Sequence[Run]) -> Sequence[Run]:
-        """Runs whose host side is one piece of memory: block by block if slots have padding."""
+        """Runs whose host side is one piece of registered memory: block by block if slots have padding."""
         assert self._slots is not None
-        if self._slots.is_contiguous():
-            return runs
-        return [Run(run.device_block + i, run.host_block + i, 1) for run in runs for i in range(run.n)]
+        return cut_runs(runs, self._piece_slots if self._slots.is_contiguous() else 1)
 
     def taken(self, *, device: Sequence[int] = (), host: Sequence[int] = (), compute: bool = False) -> None:
         pass
