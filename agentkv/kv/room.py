@@ -33,6 +33,13 @@ class Wanted:
     lane: LaneName
     urgent: bool
 
+    @property
+    def passing_to(self) -> Tier | None:
+        """The tier beyond the host that they are on their way to; None if they are to stay on the host."""
+        if self.lane == "d2h":
+            return Tier.DISK if any(block.down == Tier.DISK for block in self.blocks) else None
+        return Tier.DEVICE if any(block.up == Tier.DEVICE for block in self.blocks) else None
+
 
 class Room:
     """Called with the lock of `Tiers` held."""
@@ -105,6 +112,22 @@ class Room:
                 if block.evictable(Tier.HOST) and block.has(tier):
                     self._transfers.evict(block, Tier.HOST)
                     done += 1
+        return done
+
+    def on_host_by_reuse(self, n: int, wanted: Wanted) -> int:
+        """Free up to `n` host slots of the session itself, where its blocks only pass through the host: of those that
+        are on disk and, on the way up, on the device too. Returns how many.
+        """
+        kept, own = wanted.passing_to, wanted.below
+        if kept is None or own is None:
+            return 0
+        done = 0
+        for block in reversed(own.chain):
+            if done == n:
+                break
+            if block.evictable(Tier.HOST) and block.has(Tier.DISK) and block.has(kept):
+                self._transfers.evict(block, Tier.HOST)
+                done += 1
         return done
 
     def on_host_by_spilling(self, n: int, below: Holding | None) -> int:

@@ -185,6 +185,8 @@ class Transfers:
         if short > 0:
             short -= self.room.on_host_by_eviction(short, None if wanted.urgent else wanted.below)
         if short > 0:
+            short -= self.room.on_host_by_reuse(short, wanted)
+        if short > 0:
             short -= self.room.on_host_by_spilling(short, wanted.below)
         for slot in self.host.free.take(min(len(wanted.blocks), len(self.host.free))):
             block = wanted.blocks.popleft()

@@ -75,6 +75,45 @@ def test_a_second_write_has_nothing_to_do(rig):
     assert before == r.tiers.stats()["bytes"]["d2h"]
 
 
+@pytest.mark.parametrize("action", [Action.DEMOTE, Action.WRITE])
+def test_a_context_larger_than_the_host_reaches_the_disk(rig, action):
+    """Its copies on the host that are on disk too make room for the rest of it."""
+    r = rig(device=16, host=4, disk=16)
+    keys = r.keys("a", 12)
+    r.turn_of("a", keys)
+    receipt = r.moved("a", action, Tier.DISK)
+    assert (Outcome.DONE, 12) == (receipt.outcome, receipt.blocks)
+    assert 12 == r.where("a")[2]
+    r.evict("a", Tier.DEVICE)
+    r.turn_of("a", keys)
+    assert [] == r.wrong
+
+
+def test_a_context_larger_than_the_host_comes_back_ahead(rig):
+    """A prefetch passes through the few host slots, as a load on demand does."""
+    r = rig(device=16, host=4, disk=16)
+    keys = r.keys("a", 12)
+    r.turn_of("a", keys)
+    r.moved("a", Action.DEMOTE, Tier.DISK)
+    r.evict("a", Tier.DEVICE)
+    receipt = r.moved("a", Action.PREFETCH, Tier.DEVICE)
+    assert (Outcome.DONE, 12) == (receipt.outcome, 12)
+    assert (12, 12) == (r.where("a")[0], r.where("a")[2])
+    r.turn_of("a", keys)
+    assert [] == r.wrong
+
+
+def test_a_disk_too_small_for_a_context_takes_what_it_can(rig):
+    """The receipt says so, nothing waits for ever, and no copy on the host goes that is not on disk."""
+    r = rig(device=16, host=4, disk=2)
+    r.turn_of("a", r.keys("a", 12))
+    assert 4 == r.moved("a", Action.WRITE, Tier.HOST).blocks
+    assert 4 == r.tiers.vacate("a", Tier.DEVICE)
+    receipt = r.moved("a", Action.DEMOTE, Tier.DISK)
+    assert Outcome.PARTIAL == receipt.outcome
+    assert (8, 2, 0) == (r.where("a")[0], r.where("a")[2], r.where("a")[3])
+
+
 def test_a_prefetch_takes_free_room_only(rig):
     """PREFETCH brings back the leading blocks that fit, and evicts nobody who is back sooner."""
     r = rig(device=6, host=12)
