@@ -6,6 +6,7 @@ Does not know sessions: that is `book.py`.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Sequence
 
 import torch
@@ -33,9 +34,7 @@ class DevicePool:
             )
         self.geometry = geometry
         self.num_blocks = blocks
-        self.pool = torch.zeros(
-            (blocks + 1, *geometry.block_shape), dtype=getattr(torch, geometry.dtype), device=device
-        )
+        self.pool = _zeros(geometry, blocks + 1, device)
         self.address = self.pool.data_ptr()
         self.free = FreeMap(blocks + 1)
         taken = self.free.take(1)
@@ -71,3 +70,20 @@ class DevicePool:
 def _pending(events: Sequence[Event | None], blocks: Sequence[int]) -> list[Event]:
     found = {id(event): event for block in blocks if (event := events[block]) is not None}
     return list(found.values())
+
+
+def _zeros(geometry: Geometry, blocks: int, device: str) -> torch.Tensor:
+    try:
+        return torch.zeros((blocks, *geometry.block_shape), dtype=getattr(torch, geometry.dtype), device=device)
+    except RuntimeError as error:  # torch's OutOfMemoryError is one
+        asked = format_bytes(blocks * geometry.block_bytes)
+        raise ConfigError(
+            f"device memory of {asked} cannot be had on {device}; {_available(device)} are available beside the model"
+        ) from error
+
+
+def _available(device: str) -> str:
+    """Free memory of the device, in words."""
+    if torch.device(device).type == "cuda":
+        return format_bytes(torch.cuda.mem_get_info(device)[0])
+    return format_bytes(os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))

@@ -468,6 +468,12 @@ def test_sizes_that_cannot_work_are_refused(rig_class):
         rig_class(host=1)
 
 
+def test_a_pool_that_no_memory_can_hold_is_refused_with_both_numbers(rig_class):
+    """What was asked and what is there; it used to be torch's own error, after minutes of loading."""
+    with pytest.raises(ConfigError, match=r"device memory of 524288\.0 TiB .* cpu; \S+ \w+ are available"):
+        rig_class(device=(1 << 60) // 4096)
+
+
 def test_a_disk_without_a_host_is_refused(rig, rig_class, tmp_path):
     """Blocks pass through host memory."""
     with pytest.raises(ConfigError, match="needs a host tier"):
