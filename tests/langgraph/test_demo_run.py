@@ -33,7 +33,7 @@ def made(monkeypatch, tmp_path, block_engine) -> list[AgentKV]:
     kvs: list[AgentKV] = []
 
     def maker(self: Memory, model: str, folder: Path, console: Any) -> Any:
-        def make(*, tiers: bool, policy: Any) -> AgentKV:
+        def make(*, tiers: bool, policy: Any, saved: bool = True) -> AgentKV:
             engine = block_engine(itertools.repeat(ANSWER))
             kvs.append(AgentKV.with_engine(engine, policy=policy, host=LangGraphHost()))
             return kvs[-1]
@@ -74,14 +74,15 @@ def test_a_run_with_comparison_shows_bills_and_the_closing_table_and_leaves_noth
     shown = " ".join(result.output.split())
     for words in ("up to 1 s go", "task 2: done", "Bill of demo-", "Closing table", "with recompute"):
         assert words in shown
-    run, again = made
-    forced = [ids for ids in again.engine.forced if ids]
-    assert len(run.engine.requests) == len(again.engine.requests) == len(forced) == 2 * (3 + 2)
+    run, on, off = made
+    for again in (on, off):
+        forced = [ids for ids in again.engine.forced if ids]
+        assert len(run.engine.requests) == len(again.engine.requests) == len(forced) == 2 * (3 + 2)
     told = json.loads(out.read_text())
-    assert {"task 1", "task 2"} == set(told["run"]["tasks"]) == set(told["replay"]["tasks"])
+    assert {"task 1", "task 2"} == set(told["run"]["tasks"]) == set(told["again_with_recompute"]["tasks"])
     assert told["run"]["blocks_to_host"] > 0
     assert told["run"]["blocks_to_disk"] > 0
-    assert [3, 3] == [len(task["tools"]) for task in told["replay"]["tasks"].values()]
+    assert [3, 3] == [len(task["tools"]) for task in told["again_with_offload"]["tasks"].values()]
     assert [] == list((tmp_path / "cache").iterdir())
 
 

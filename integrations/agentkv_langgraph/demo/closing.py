@@ -43,8 +43,28 @@ def bytes_written(stats: Mapping[str, Any]) -> Mapping[str, int] | None:
     return None if counted is None else {"host": counted["d2h"], "disk": counted["write"]}
 
 
-def closing_table(run: Outcome, replay: Outcome | None) -> Table:
-    """The closing table, narrow enough for 80 columns; with `replay` also what each task's resumes cost without tiers."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Comparison:
+    """The recorded work twice more, with offload on and off and nothing else changed: the same calls with the same
+    tokens, and sleeps where tools ran, so that both sides have the whole machine for themselves.
+    """
+
+    on: Outcome
+    off: Outcome
+
+    def sentence(self) -> str:
+        """Both sides in one sentence."""
+        on_s, off_s = sum(self.on.stalls_s), sum(self.off.stalls_s)
+        factor = f" ({off_s / on_s:.1f}x)" if on_s > 0 else ""
+        return (
+            f"The same work again, tools as sleeps: waiting for their own old context cost the tasks "
+            f"{format_seconds(on_s)} with offload and {format_seconds(off_s)} with recompute{factor}; all of it took "
+            f"{format_seconds(self.on.wall_s)} and {format_seconds(self.off.wall_s)}."
+        )
+
+
+def closing_table(run: Outcome, again: Comparison | None) -> Table:
+    """The closing table, narrow enough for 80 columns; with `again` also what each task's resumes cost both ways."""
     table = Table(
         title="Closing table: stalls of resuming after a tool",
         title_justify="left",
@@ -54,39 +74,32 @@ def closing_table(run: Outcome, replay: Outcome | None) -> Table:
     table.add_column("task")
     table.add_column("tools", justify="right")
     table.add_column("stall ms\nmed/max", justify="right")
-    if replay is not None:
-        table.add_column("recompute\nms med/max", justify="right")
+    if again is not None:
+        table.add_column("again with\noffload", justify="right")
+        table.add_column("again with\nrecompute", justify="right")
     table.add_column("MiB moved to\nhost/disk/up", justify="right")
     table.add_column("seconds: tools/\nprefill/decode/stall", justify="right")
-    everyone = list(run.bills.values())
     for title, bill in run.bills.items():
-        again = None if replay is None else replay.bills[title].resume_stalls_s
-        table.add_row(*_cells(title, [bill], bill.resume_stalls_s, again))
+        both = [] if again is None else [side.bills[title].resume_stalls_s for side in (again.on, again.off)]
+        table.add_row(*_cells(title, [bill], [bill.resume_stalls_s, *both]))
     table.add_section()
-    table.add_row(*_cells("all", everyone, run.stalls_s, None if replay is None else replay.stalls_s))
+    both_all = [] if again is None else [again.on.stalls_s, again.off.stalls_s]
+    table.add_row(*_cells("all", list(run.bills.values()), [run.stalls_s, *both_all]))
     return table
 
 
-def _cells(title: str, bills: Sequence[Bill], stalls_s: Sequence[float], again_s: Sequence[float] | None) -> list[str]:
+def _cells(title: str, bills: Sequence[Bill], stalls_s: Sequence[Sequence[float]]) -> list[str]:
     tools = str(sum(len(bill.tools) for bill in bills))
-    recomputed = [] if again_s is None else [_stalls(again_s)]
-    return [title, tools, _stalls(stalls_s), *recomputed, _moved(bills), _times(bills)]
+    return [title, tools, *map(_stalls, stalls_s), _moved(bills), _times(bills)]
 
 
-def comparison(run: Outcome, replay: Outcome) -> str:
-    """One sentence: the same work with offload on and off."""
-    on_s, off_s = sum(run.stalls_s), sum(replay.stalls_s)
-    factor = f" ({off_s / on_s:.1f}x)" if on_s > 0 else ""
-    return (
-        f"Waiting for their own old context cost the tasks {format_seconds(on_s)} with offload and "
-        f"{format_seconds(off_s)} with recompute{factor}; the whole run took {format_seconds(run.wall_s)} and "
-        f"{format_seconds(replay.wall_s)}."
-    )
-
-
-def to_json(run: Outcome, replay: Outcome | None) -> dict[str, Any]:
-    """Both outcomes as plain JSON values."""
-    return {"run": _outcome_json(run), "replay": None if replay is None else _outcome_json(replay)}
+def to_json(run: Outcome, again: Comparison | None) -> dict[str, Any]:
+    """All outcomes as plain JSON values."""
+    return {
+        "run": _outcome_json(run),
+        "again_with_offload": None if again is None else _outcome_json(again.on),
+        "again_with_recompute": None if again is None else _outcome_json(again.off),
+    }
 
 
 def _outcome_json(outcome: Outcome) -> dict[str, Any]:

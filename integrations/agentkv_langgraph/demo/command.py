@@ -13,7 +13,7 @@ import typer
 from rich.console import Console
 
 from agentkv.units import format_seconds
-from agentkv_langgraph.demo.closing import Outcome, closing_table, comparison, to_json
+from agentkv_langgraph.demo.closing import Comparison, Outcome, closing_table, to_json
 from agentkv_langgraph.demo.settings import Memory, Settings
 from agentkv_langgraph.demo.workshop import cache_folder, workshop
 
@@ -33,12 +33,14 @@ def demo(
     model: Annotated[str, typer.Option(help="A Hugging Face folder, a GGUF file, or a hub name.")] = "smollm2-135m",
     device_memory: Annotated[
         str, typer.Option(help="The block pool; too small for all contexts, on purpose.")
-    ] = "160MiB",
+    ] = "192MiB",
     host_memory: Annotated[str, typer.Option(help="The host tier, or `none`.")] = "512MiB",
     disk: Annotated[
         str | None, typer.Option(help="A folder for the disk tier, or `none`; default: a temporary one.")
     ] = None,
-    compare: Annotated[bool, typer.Option("--compare", help="Do the same work again with offload off.")] = False,
+    compare: Annotated[
+        bool, typer.Option("--compare", help="Do the same work again, with offload on and with it off.")
+    ] = False,
     budget: Annotated[int, typer.Option(min=1, help="Tokens that each task may spend.")] = 150_000,
     json_file: Annotated[Path | None, typer.Option("--json", help="Write all numbers to this file.")] = None,
     keep_s: Annotated[float, typer.Option(help="Ladder: shorter waits stay on the device.")] = 0.5,
@@ -94,12 +96,16 @@ def _show(
         run, recording = perform(make_kv, settings, folder, console)
         for bill in run.bills.values():
             console.print(str(bill), markup=False, highlight=False)
-        replay = perform_again(make_kv, recording, console) if compare else None
-    console.print(closing_table(run, replay))
-    if replay is not None:
-        console.print(comparison(run, replay), highlight=False)
+        again = None
+        if compare:
+            on = perform_again(make_kv, settings, recording, console, tiers=True)
+            off = perform_again(make_kv, settings, recording, console, tiers=False)
+            again = Comparison(on=on, off=off)
+    console.print(closing_table(run, again))
+    if again is not None:
+        console.print(again.sentence(), highlight=False)
     if json_file is not None:
-        json_file.write_text(json.dumps(to_json(run, replay), indent=1) + "\n", encoding="utf-8")
+        json_file.write_text(json.dumps(to_json(run, again), indent=1) + "\n", encoding="utf-8")
     return nothing_moved(run, has_host=memory.host_bytes is not None, has_disk=memory.has_disk, settings=settings)
 
 

@@ -32,7 +32,7 @@ from agentkv_langgraph.demo.view import watch
 from agentkv_langgraph.demo.worklist import goal, work_list
 
 ANSWER_TOKENS = 48
-OUTPUT_TOKENS = 384
+OUTPUT_TOKENS = 768
 _LISTED_FILES = 30
 _JOIN_S = 30.0
 
@@ -75,16 +75,20 @@ def perform(make_kv: MakeKV, settings: Settings, folder: Path, console: Console)
     return outcome, Recording(steps=recorder.steps, titles=titles)
 
 
-def perform_again(make_kv: MakeKV, recording: Recording, console: Console) -> Outcome:
-    """Repeat the recorded work with the host and disk tiers off: what is evicted is computed again."""
+def perform_again(
+    make_kv: MakeKV, settings: Settings, recording: Recording, console: Console, *, tiers: bool
+) -> Outcome:
+    """Repeat the recorded work, tools as sleeps; with `tiers` off, what is evicted is computed again."""
     stop, crew = threading.Event(), Crew()
-    with make_kv(tiers=False, policy=make_policy("keep")) as kv:
+    policy = settings.policy if tiers else make_policy("keep")
+    word = "on" if tiers else "off"
+    with make_kv(tiers=tiers, policy=policy, saved=False) as kv:
         recorder = Recorder(kv)
         started_s = time.monotonic()
         with _ended_together(crew, recorder, stop):
             for key, title in recording.titles.items():
                 crew.start(title, partial(replay_task, recorder, key, list(recording.steps.get(key, ())), stop))
-            with console.status("the same work again, with offload off ..."):
+            with console.status(f"the same work again, with offload {word} ..."):
                 while crew.busy:
                     crew.join(0.2)
         outcome = _outcome(kv, recording.titles, started_s)

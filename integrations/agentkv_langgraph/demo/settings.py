@@ -17,7 +17,7 @@ from agentkv.units import format_bytes, parse_bytes
 
 OFF = ("none", "off", "0")
 MakeKV = Callable[..., Any]
-"""Makes the AgentKV of a run: `make(tiers=True, policy=...)`."""
+"""Makes the AgentKV of a run: `make(tiers=True, policy=..., saved=True)`; `saved`: its bills go to the ledger file."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,14 +62,14 @@ class Memory:
         """Makes the AgentKV of each run; without tiers the device alone is as large as before."""
         disk = (self.disk or folder / "disk") if self.has_disk else None
 
-        def make(*, tiers: bool, policy: Policy) -> Any:
+        def make(*, tiers: bool, policy: Policy, saved: bool = True) -> Any:
             return AgentKV.local(
                 model,
                 device_memory=self.device_bytes,
                 host_memory=self.host_bytes if tiers else None,
                 disk=disk if tiers else None,
                 policy=policy,
-                ledger=None if tiers else "memory",
+                ledger=None if saved else "memory",
                 progress=lambda sentence: console.print(sentence, style="dim"),
             )
 
