@@ -72,13 +72,12 @@ def closing_table(run: Outcome, again: Comparison | None) -> Table:
         padding=(0, 1, 0, 0),
     )
     table.add_column("task")
-    table.add_column("tools", justify="right")
     table.add_column("stall ms\nmed/max", justify="right")
     if again is not None:
-        table.add_column("again with\noffload", justify="right")
-        table.add_column("again with\nrecompute", justify="right")
-    table.add_column("MiB moved to\nhost/disk/up", justify="right")
-    table.add_column("seconds: tools/\nprefill/decode/stall", justify="right")
+        table.add_column("again, with\noffload", justify="right")
+        table.add_column("again, with\nrecompute", justify="right")
+    table.add_column("MiB to host/\ndisk/device", justify="right")
+    table.add_column("seconds: tool/pre-\nfill/decode/stall", justify="right")
     for title, bill in run.bills.items():
         both = [] if again is None else [side.bills[title].resume_stalls_s for side in (again.on, again.off)]
         table.add_row(*_cells(title, [bill], [bill.resume_stalls_s, *both]))
@@ -89,8 +88,7 @@ def closing_table(run: Outcome, again: Comparison | None) -> Table:
 
 
 def _cells(title: str, bills: Sequence[Bill], stalls_s: Sequence[Sequence[float]]) -> list[str]:
-    tools = str(sum(len(bill.tools) for bill in bills))
-    return [title, tools, *map(_stalls, stalls_s), _moved(bills), _times(bills)]
+    return [title, *map(_stalls, stalls_s), _moved(bills), _times(bills)]
 
 
 def to_json(run: Outcome, again: Comparison | None) -> dict[str, Any]:

@@ -34,7 +34,7 @@ def demo(
     device_memory: Annotated[
         str, typer.Option(help="The block pool; too small for all contexts, on purpose.")
     ] = "192MiB",
-    host_memory: Annotated[str, typer.Option(help="The host tier, or `none`.")] = "512MiB",
+    host_memory: Annotated[str, typer.Option(help="The host tier, or `none`.")] = "128MiB",
     disk: Annotated[
         str | None, typer.Option(help="A folder for the disk tier, or `none`; default: a temporary one.")
     ] = None,
