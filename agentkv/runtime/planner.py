@@ -25,6 +25,9 @@ from agentkv.hints.forecaster import Forecaster
 
 PERSON = "person"
 """The tool name under which waits on people are learnt."""
+PERSON_S = 127.0
+"""The median wait on a person in recorded coding sessions; used until this process has seen a few of its own."""
+_FEW = 5
 
 
 @dataclass(slots=True)
@@ -232,6 +235,8 @@ class Planner:
 
     def _await_person(self, wait: _Wait) -> None:
         now_s = self._clock.now_s()
-        forecast = self._forecaster.forecast(PERSON, "")
+        forecast = self._forecaster.forecast(PERSON, "", PERSON_S)
+        if forecast.n >= _FEW:
+            forecast = self._forecaster.forecast(PERSON, "")
         wait.calls[PERSON] = _Call(PERSON, "", wait.base_s, forecast)
         self._recombine(wait, now_s)

@@ -10,7 +10,7 @@ from agentkv.core.hint import ToolStatus
 from agentkv.core.residency import Action, Decision, Move, Outcome, Receipt, Residency, Tier
 from agentkv.engine.scripted import ScriptedEngine
 from agentkv.hints.forecaster import Forecaster
-from agentkv.runtime.planner import PERSON, Planner
+from agentkv.runtime.planner import PERSON, PERSON_S, Planner
 
 
 class RecordingEngine(ScriptedEngine):
@@ -131,6 +131,7 @@ def test_silence_becomes_a_wait_on_a_person_and_is_learnt(parts):
     planner.tick()
     assert 1 == len(policy.asked)
     clock.advance(57.5)
+    assert policy.asked[0][2] == pytest.approx(PERSON_S - 2.5)
     before = forecaster.forecast(PERSON, "").n
     planner.turn_started("t#1")
     assert before + 1 == forecaster.forecast(PERSON, "").n
