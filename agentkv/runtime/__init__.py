@@ -5,6 +5,7 @@
 | agentkv.py | the class that users hold |
 | books.py | tasks, their budgets, and the facts that become a bill |
 | build.py | the local engine from options in words |
+| calls.py | a model call: who, what it may cost, the engine, the books |
 | desk.py | what happens when a tool starts, tells its progress, ends |
 | emit.py | hints on their way out |
 | hosts.py | finding the framework's host; the plain-Python host and its node wrapper |

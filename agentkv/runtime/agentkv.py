@@ -10,23 +10,24 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, TypeVar, overload
 
 from agentkv import log
-from agentkv.budget.limits import Account, Budget, Reservation
+from agentkv.budget.limits import Budget
 from agentkv.clock import Clock, SystemClock
-from agentkv.core.hint import Hint, HintKind
+from agentkv.core.hint import Hint
 from agentkv.core.host import Host
 from agentkv.core.residency import Policy, Receipt
 from agentkv.core.task import Caller, PriorityClass
 from agentkv.core.usage import Usage
-from agentkv.engine.base import Engine, Generation, Request, Stream
+from agentkv.engine.base import Engine, Request, Stream
 from agentkv.errors import Closed
 from agentkv.hints.features import command_word
 from agentkv.hints.forecaster import Forecaster
 from agentkv.runtime import identity
 from agentkv.runtime.books import Books
+from agentkv.runtime.build import planner_for, policy_of
+from agentkv.runtime.calls import ModelCalls
 from agentkv.runtime.desk import ToolDesk
 from agentkv.runtime.emit import Emitter
 from agentkv.runtime.hosts import find_host
-from agentkv.runtime.planner import Planner
 from agentkv.runtime.prefixes import Prefixes
 from agentkv.runtime.tasks import TaskScope
 from agentkv.runtime.tools import ToolScope
@@ -54,7 +55,7 @@ class AgentKV:
         self._books = books
         self._emitter = Emitter(clock=clock)
         self._receipts: list[Callable[[Receipt], None]] = [books.move]
-        self._planner = _planner_for(engine, policy, forecaster, clock, self._tell_receipt)
+        self._planner = planner_for(engine, policy, forecaster, clock, self._tell_receipt)
         self._desk = ToolDesk(
             planner=self._planner,
             forecaster=forecaster,
@@ -66,6 +67,15 @@ class AgentKV:
             is_control_flow=host.is_control_flow,
         )
         self._prefixes = Prefixes()
+        self._model_calls = ModelCalls(
+            engine=engine,
+            planner=self._planner,
+            books=books,
+            emitter=self._emitter,
+            prefixes=self._prefixes,
+            caller=self.caller,
+            last_session=self._last_session,
+        )
         self._ids = itertools.count(1)
         self._in_process: Any = None
         self._lock = threading.Lock()
@@ -110,7 +120,7 @@ class AgentKV:
         """
         from agentkv.runtime.build import local_engine
 
-        chosen = _policy(policy)
+        chosen = policy_of(policy)
         engine = local_engine(
             model,
             device=device,
@@ -138,7 +148,7 @@ class AgentKV:
         from agentkv.engine.remote import RemoteEngine
 
         engine = RemoteEngine(base_url=base_url, model=model, api_key=api_key, timeout_s=timeout_s)
-        return cls._assemble(engine, policy=_policy("keep"), ledger=ledger)
+        return cls._assemble(engine, policy=policy_of("keep"), ledger=ledger)
 
     @classmethod
     def with_engine(
@@ -151,7 +161,7 @@ class AgentKV:
         clock: Clock | None = None,
     ) -> Self:
         """Any object that answers model calls; `ScriptedEngine` for tests."""
-        return cls._assemble(engine, policy=_policy(policy), ledger=ledger, host=host, clock=clock)
+        return cls._assemble(engine, policy=policy_of(policy), ledger=ledger, host=host, clock=clock)
 
     @classmethod
     def _assemble(
@@ -180,7 +190,7 @@ class AgentKV:
             clock=clock,
         )
 
-    # -- the model call: the architecture, read aloud
+    # -- model calls
 
     def submit(self, request: Request) -> Stream:
         """Start a model call for whoever is calling.
@@ -189,53 +199,10 @@ class AgentKV:
             BudgetExceeded: before anything is spent. RequestInvalid: before anything is started. Closed.
         """
         self._check_open()
-        request = self._identified(request)
-        account = self._books.account(request.caller.task)
-        input_tokens = self.engine.count_tokens(request)
-        request, reservation = self._reserve(account, request, input_tokens)
-        try:
-            stream = self.engine.submit(request)
-        except BaseException:
-            reservation.release()
-            raise
-        self._books.watch(stream, request, reservation, input_tokens)
+        stream = self._model_calls.submit(request)
         for key in self._books.idle_too_long():
             self.finish(key)
-        self._tell_turn(stream, request)
         return stream
-
-    def _reserve(self, account: Account, request: Request, input_tokens: int) -> tuple[Request, Reservation]:
-        """The worst case set aside. A call without `max_tokens` may write what is left of the budget, and no more."""
-        most = request.sampling.max_tokens
-        if request.forced_ids is not None:
-            most = min(len(request.forced_ids), most or len(request.forced_ids))
-        if most is not None or account.budget.tokens is None:
-            return request, account.reserve(input_tokens + (most or 0))
-        context_tokens = getattr(self.engine, "context_tokens", None)
-        reservation = account.reserve_rest(input_tokens + 1, context_tokens)
-        sampling = replace(request.sampling, max_tokens=max(1, reservation.tokens - input_tokens))
-        return replace(request, sampling=sampling), reservation
-
-    def _identified(self, request: Request) -> Request:
-        caller = self.caller() if request.caller == Caller() else request.caller
-        return replace(request, caller=caller, priority=self._books.priority(caller.task))
-
-    def _tell_turn(self, stream: Stream, request: Request) -> None:
-        caller = request.caller
-        session = request.session or self._last_session(caller) or ""
-        self._emitter.turn(HintKind.TURN_START, task=caller.task, session=session, node=caller.node)
-        if self._planner is not None and session:
-            self._planner.turn_started(session)
-
-        def ended(generation: Generation | None, _error: BaseException | None) -> None:
-            used = generation.session if generation is not None else session
-            if generation is not None:
-                self._prefixes.saw(used, request)
-            self._emitter.turn(HintKind.TURN_END, task=caller.task, session=used, node=caller.node)
-            if self._planner is not None and used:
-                self._planner.turn_ended(used)
-
-        stream.on_end(ended)
 
     def record_call(self, *, caller: Caller, model: str, usage: Usage, total_s: float = 0.0) -> None:
         """Bill a model call that another client made for `caller` (a framework's callback tells of it)."""
@@ -426,19 +393,3 @@ class AgentKV:
             if session is not None or not caller.branch:
                 return session
             caller = replace(caller, branch=caller.branch.rpartition("|")[0])
-
-
-def _policy(policy: str | Policy) -> Policy:
-    if not isinstance(policy, str):
-        return policy
-    from agentkv.policy import make_policy
-
-    return make_policy(policy)
-
-
-def _planner_for(
-    engine: Engine, policy: Policy, forecaster: Forecaster, clock: Clock, on_receipt: Callable[[Receipt], None]
-) -> Planner | None:
-    if not hasattr(engine, "residency"):
-        return None
-    return Planner(engine=engine, policy=policy, forecaster=forecaster, clock=clock, on_receipt=on_receipt)  # type: ignore[arg-type]

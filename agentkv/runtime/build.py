@@ -1,12 +1,16 @@
-"""Building the local engine: cheap checks of every option first, then the model, then the tiers."""
+"""Building parts from options in words: the local engine (cheap checks first, then the model), policy, planner."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
 
-from agentkv.engine.base import TieredEngine
+from agentkv.clock import Clock
+from agentkv.core.residency import Policy, Receipt
+from agentkv.engine.base import Engine, TieredEngine
 from agentkv.errors import ConfigError, ExtraMissing
+from agentkv.hints.forecaster import Forecaster
+from agentkv.runtime.planner import Planner
 from agentkv.units import parse_bytes
 
 
@@ -52,3 +56,21 @@ def _tier_bytes(size: int | str, option: str) -> int:
         off = "" if option == "device_memory" else ", or None to switch the tier off"
         raise ConfigError(f'{option}={size!r} holds no block; give a size such as "256MiB"{off}')
     return size_bytes
+
+
+def policy_of(policy: str | Policy) -> Policy:
+    """A policy from its name, or as it is."""
+    if not isinstance(policy, str):
+        return policy
+    from agentkv.policy import make_policy
+
+    return make_policy(policy)
+
+
+def planner_for(
+    engine: Engine, policy: Policy, forecaster: Forecaster, clock: Clock, on_receipt: Callable[[Receipt], None]
+) -> Planner | None:
+    """A planner for an engine whose KV can be moved; None for others."""
+    if not hasattr(engine, "residency"):
+        return None
+    return Planner(engine=engine, policy=policy, forecaster=forecaster, clock=clock, on_receipt=on_receipt)  # type: ignore[arg-type]

@@ -344,3 +344,10 @@ def test_a_log_that_cannot_be_written_breaks_nothing(monkeypatch):
     log.warn_once("test_event_that_nobody_else_uses")
     log.failed("test_event")
     assert log.counters["log_failed"] >= 2
+
+
+def test_a_requests_own_priority_stands(kv):
+    """A background summary inside a foreground task is a background call."""
+    with kv.task("t", priority=PriorityClass.FOREGROUND):
+        kv.submit(Request(prompt="summary", priority=PriorityClass.BATCH)).result(5)
+    assert PriorityClass.BATCH == kv.engine.requests[-1].priority

@@ -217,3 +217,11 @@ def test_a_prompt_is_tokenised_once_for_the_budget_and_the_call(kv, monkeypatch)
     with kv.task("t", budget=Budget(tokens=5000)):
         kv.submit(ask(WORDS * 4)).result(60)
     assert [1] == rendered
+
+
+def test_a_budget_larger_than_the_memory_does_not_ask_for_more_than_the_memory(kv):
+    """Without max_tokens the reservation ends at what the device memory can hold, so the call is answered."""
+    with kv.task("t", budget=Budget(tokens=1_000_000), final=False):
+        stream = kv.submit(Request(messages=(Message(role="user", content="Hello"),)))
+        stream.cancel()
+    assert 1 == kv.report("t").usage.calls

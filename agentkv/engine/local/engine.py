@@ -64,7 +64,6 @@ class LocalEngine:
         if chunk_tokens < 1 or max_batch < 1:
             raise ConfigError(f"chunk_tokens={chunk_tokens} and max_batch={max_batch} must be 1 or more")
         self.model = model.name
-        self.context_tokens = model.context_tokens
         self._clock: Clock = clock or SystemClock()
         slab, self._disk_off = _slab(disk, disk_memory, model.geometry.block_bytes)
         try:
@@ -84,6 +83,8 @@ class LocalEngine:
         self._sessions = Sessions()
         root = root_key(fingerprint=model.fingerprint, salt=salt)
         pool_tokens = self.tiers.num_blocks * BLOCK_TOKENS
+        self.context_tokens = min(model.context_tokens, pool_tokens)
+        """The most that a prompt and its answer may have together, by the model and by the device memory."""
         self._intake = Intake(model, self._sessions, root=root, pool_tokens=pool_tokens, clock=self._clock)
         self._batch = Batch(self.tiers, clock=self._clock, chunk_tokens=chunk_tokens, max_batch=max_batch)
         self._runner = Runner(model.model, self.tiers.pool)
