@@ -12,6 +12,7 @@ ARGS ?=
 .PHONY: help setup demo test test-all bench lint format clean
 
 help:
+	@echo "make setup     .venv with everything"
 	@echo "make demo      set everything up, then run the main job (ARGS='--tasks 4 --compare')"
 	@echo "make test      set everything up, then lint, types, layering and tests"
 	@echo "make test-all  the same with the slow tests"

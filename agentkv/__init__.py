@@ -17,7 +17,15 @@ if TYPE_CHECKING:
     from agentkv.core.usage import Timing, Usage
     from agentkv.engine.base import Chunk, Generation, Request, Sampling, Stream
     from agentkv.engine.scripted import ScriptedEngine
-    from agentkv.errors import AgentKVError, BudgetExceeded
+    from agentkv.errors import (
+        AgentKVError,
+        BudgetExceeded,
+        Closed,
+        ConfigError,
+        ModelNotFound,
+        PromptTooLong,
+        RequestInvalid,
+    )
     from agentkv.runtime.agentkv import AgentKV
 
 __version__ = "0.1.0"
@@ -30,13 +38,18 @@ __all__ = [
     "BudgetExceeded",
     "Caller",
     "Chunk",
+    "Closed",
+    "ConfigError",
     "Forecast",
     "Generation",
     "Hint",
     "HintKind",
     "Message",
+    "ModelNotFound",
     "PriorityClass",
+    "PromptTooLong",
     "Request",
+    "RequestInvalid",
     "Sampling",
     "ScriptedEngine",
     "Stream",
@@ -54,13 +67,18 @@ _HOMES = {
     "BudgetExceeded": "agentkv.errors",
     "Caller": "agentkv.core.task",
     "Chunk": "agentkv.engine.base",
+    "Closed": "agentkv.errors",
+    "ConfigError": "agentkv.errors",
     "Forecast": "agentkv.core.forecast",
     "Generation": "agentkv.engine.base",
     "Hint": "agentkv.core.hint",
     "HintKind": "agentkv.core.hint",
     "Message": "agentkv.core.message",
+    "ModelNotFound": "agentkv.errors",
     "PriorityClass": "agentkv.core.task",
+    "PromptTooLong": "agentkv.errors",
     "Request": "agentkv.engine.base",
+    "RequestInvalid": "agentkv.errors",
     "Sampling": "agentkv.engine.base",
     "ScriptedEngine": "agentkv.engine.scripted",
     "Stream": "agentkv.engine.base",

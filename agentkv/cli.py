@@ -111,6 +111,9 @@ def _findings() -> dict[str, dict[str, Any]]:
         "memory": f"{format_bytes(memory.available)} available of {format_bytes(memory.total)}",
         "disk": f"{format_bytes(shutil.disk_usage(existing).free)} free at {cache}",
     }
+    from agentkv.budget.store import default_path
+
+    machine["ledger"] = str(default_path())
     return {"Packages": packages, "Machine": machine, "Would be used": _would_use()}
 
 
@@ -147,3 +150,7 @@ def main() -> None:
     except AgentKVError as error:
         typer.echo(f"agentkv: {error}", err=True)
         sys.exit(1)
+
+
+if __name__ == "__main__":
+    main()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -20,3 +21,9 @@ def test_the_code_on_this_page_runs(page: Path):
     document = Sybil(parsers=[PythonCodeBlockParser()], pattern="*.md", path=str(ROOT)).parse(page)
     for example in document.examples():
         example.evaluate()
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_no_placeholder_is_left_on_this_page(page: Path):
+    """A page that was filled in by hand is filled in everywhere."""
+    assert [] == re.findall(r"^[A-Z]+_[A-Z]+$|TODO|FIXME", page.read_text(encoding="utf-8"), re.MULTILINE)

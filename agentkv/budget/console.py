@@ -17,7 +17,7 @@ from agentkv.units import format_bytes, format_seconds
 WIDTH = 80
 SHOWN = 12
 """Rows of a list that are shown; of a longer one the first and the last half of that."""
-_NAME_WIDTH = 16
+_NAME_WIDTH = 12
 _SMALL_PERCENT = 0.1  # what is there is not printed as 0.0
 
 
@@ -39,7 +39,8 @@ def render(bill: Bill) -> str:
 def _summary(bill: Bill) -> list[str]:
     usage = bill.usage
     if not bill.calls and not bill.tools:
-        return ["  nothing was spent: no model call and no tool call"]
+        known = bill.started_ms is not None
+        return ["  nothing was spent: no model call and no tool call" if known else "  no such task is known here"]
     counted = ", partly estimated" if bill.estimated else ""
     rows = [
         ("tokens", f"{usage.total_tokens:,} in {_times(len(bill.calls), 'model call')}{counted}"),
@@ -76,10 +77,10 @@ def _model_row(number: int, call: ModelCall) -> list[str]:
     notes = [] if call.status == "ok" else [call.status]
     notes += ["est."] if call.estimated else []
     notes += [f"try {call.attempt}"] if call.attempt > 1 else []
+    times = (format_seconds(call.timing.ttft_s), format_seconds(call.timing.stall_s))
     return [
         str(number), _short(call.node or "-"), f"{call.usage.input_tokens:,}", f"{call.usage.cached_tokens:,}",
-        f"{call.usage.output_tokens:,}", format_seconds(call.timing.ttft_s), format_seconds(call.timing.stall_s),
-        ", ".join(notes),
+        f"{call.usage.output_tokens:,}", *(times if call.status == "ok" else ("-", "-")), ", ".join(notes),
     ]  # fmt: skip
 
 

@@ -161,7 +161,7 @@ class Account:
         step = f", the next step asks for {asked:,}" if asked else ""
         return BudgetExceeded(
             f"task {self.task!r} may spend {allowed:,} {limit}: {used:,} are used or reserved{step}. "
-            f"Give it a larger Budget({limit}=...), or ask for less (max_tokens).",
+            f"Give it a larger Budget({limit}=...){', or ask for less (max_tokens)' if limit == 'tokens' else ''}.",
             task=self.task, limit=limit, allowed=allowed, used=used, asked=asked,
         )  # fmt: skip
 

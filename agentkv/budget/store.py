@@ -7,6 +7,7 @@ cover several processes sharing one budget (later): each process writes facts un
 
 from __future__ import annotations
 
+import atexit
 import json
 import os
 import threading
@@ -109,6 +110,7 @@ class Store:
             if self._thread is None:
                 self._thread = threading.Thread(target=self._run, name="agentkv-ledger", daemon=True)
                 self._thread.start()
+                atexit.register(self.close)  # a program that forgets to close, or crashes, keeps its bill
             elif len(self._pending) == 1:
                 self._state.notify_all()
 
@@ -143,6 +145,7 @@ class Store:
             self._closed = True
             self._state.notify_all()
             thread = self._thread
+        atexit.unregister(self.close)
         if thread is not None and thread is not threading.current_thread():
             thread.join(timeout_s)
         if self.unsaved:

@@ -89,6 +89,13 @@ class PrefixWatch:
             self._tell(found)
         return found
 
+    def is_another_prompt(self, messages: Sequence[Message]) -> bool:
+        """True if `messages` share not even their first character with the prompt before: nobody broke a prefix."""
+        if not self._messages or not messages:
+            return False
+        was, now = self._messages[0], messages[0]
+        return was.role != now.role or was.content[:1] != now.content[:1]
+
     def expect_break(self) -> None:
         """The next prompt starts anew (a declared compaction): nothing is compared with it."""
         self._messages, self._tools = (), ()
@@ -108,7 +115,7 @@ class PrefixWatch:
             message=found.message,
             character=found.character,
             role=found.role,
-            advice="put what changes from call to call at the end of the prompt (Place.TAIL)",
+            advice="put what changes from call to call at the end of the prompt",
         )
 
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol, Self
 
 from agentkv import log
-from agentkv.core.message import Message, ToolCall, ToolSpec
+from agentkv.core.message import ROLES, Message, ToolCall, ToolSpec
 from agentkv.core.residency import Move, Receipt, Residency
 from agentkv.core.task import Caller, PriorityClass
 from agentkv.core.usage import Timing, Usage
@@ -81,6 +81,13 @@ class Request:
             raise RequestInvalid("a request holds either messages or a prompt", param="messages")
         if self.messages is not None and not self.messages:
             raise RequestInvalid("messages are empty; at least one is needed", param="messages")
+        for number, message in enumerate(self.messages or ()):
+            if not isinstance(message, Message) or message.role not in ROLES:
+                raise RequestInvalid(
+                    f"messages[{number}]={message!r:.100} is not allowed; give an agentkv.Message with a role of "
+                    f"{', '.join(ROLES)}",
+                    param="messages",
+                )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -109,7 +109,7 @@ class AgentKV:
             disk: a folder for the disk tier; None switches it off. A folder that cannot be used switches it off
                 with one warning.
             disk_memory: bytes that the disk tier may take.
-            policy: a name ("ladder", "keep") or a policy made by `agentkv.policy`.
+            policy: a name ("ladder", "keep"), or one that `from agentkv.policy import ladder` made.
             dtype: "auto", "bfloat16", "float16" or "float32".
             ledger: None (SQLite in the user's data folder), "memory", or a database URL.
             salt: a tenant's secret; sessions under different salts never share blocks.

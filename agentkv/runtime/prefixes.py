@@ -11,6 +11,7 @@ from collections.abc import Iterable
 
 from agentkv import log
 from agentkv.context.prefix import PrefixWatch
+from agentkv.core.task import UNATTRIBUTED
 from agentkv.engine.base import Request
 
 MAX_SESSIONS = 1024
@@ -25,7 +26,7 @@ class Prefixes:
 
     def saw(self, session: str, request: Request) -> None:
         """A call of this session ended well."""
-        if not session or request.messages is None:
+        if not session or request.messages is None or request.caller.task == UNATTRIBUTED:
             return
         try:
             with self._lock:
@@ -33,6 +34,8 @@ class Prefixes:
                 self._watches.move_to_end(session)
                 while len(self._watches) > MAX_SESSIONS:
                     self._watches.popitem(last=False)
+                if watch.is_another_prompt(request.messages):
+                    watch.expect_break()
                 watch.see(request.messages, request.tools)
         except Exception as error:
             log.failed("prefix_watch_failed", session=session, error=repr(error))

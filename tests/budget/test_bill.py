@@ -21,7 +21,9 @@ def test_an_empty_task_has_an_empty_bill():
     """Not an error, and it prints."""
     bill = Bill.from_facts("t", [])
     assert (bill.usage, bill.hit_rate, bill.effective_token_ratio, bill.started_ms) == (Usage(), None, None, None)
-    assert "nothing was spent" in str(bill)
+    assert "no such task is known" in str(bill)
+    refused = Bill.from_facts("t", [TaskFact(task="t", at_ms=1)])
+    assert "nothing was spent" in str(refused)
     assert json.loads(json.dumps(bill.to_json()))["total_tokens"] == 0
 
 

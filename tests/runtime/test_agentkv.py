@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import subprocess
+import sys
 import threading
 
 import pytest
@@ -17,6 +20,7 @@ from agentkv import (
     Message,
     PriorityClass,
     Request,
+    RequestInvalid,
     Sampling,
     ScriptedEngine,
     Usage,
@@ -351,3 +355,46 @@ def test_a_requests_own_priority_stands(kv):
     with kv.task("t", priority=PriorityClass.FOREGROUND):
         kv.submit(Request(prompt="summary", priority=PriorityClass.BATCH)).result(5)
     assert PriorityClass.BATCH == kv.engine.requests[-1].priority
+
+
+def test_two_unrelated_prompts_are_no_broken_prefix(kv):
+    """Nodes with prompts of their own are ordinary, and calls of nobody are compared with nothing."""
+    before = kv.stats()["counters"].get("prefix_broken", 0)
+    with kv.task("t"):
+        kv.submit(ask("Which test failed?")).result(5)
+        kv.submit(ask("Name a fruit.")).result(5)
+    kv.submit(ask("x one")).result(5)
+    kv.submit(ask("x two")).result(5)
+    assert before == kv.stats()["counters"].get("prefix_broken", 0)
+
+
+def test_messages_of_a_wrong_kind_are_refused_with_what_is_allowed(kv):
+    """A typo in a role and a plain dict are misuse, told by name."""
+    for messages in ("hello", ({"role": "user", "content": "x"},), (Message(role="usr", content="x"),)):
+        with pytest.raises(RequestInvalid, match="system, user, assistant, tool"):
+            Request(messages=messages)
+
+
+SCRIPT = """
+from agentkv import AgentKV, Request, ScriptedEngine
+kv = AgentKV.with_engine(ScriptedEngine(["done"]), ledger=None)
+with kv.task("forgotten"):
+    kv.submit(Request(prompt="x")).result()
+print("out", flush=True)
+raise SystemExit(3)
+"""
+
+
+def test_a_program_that_forgets_to_close_keeps_its_bill_and_its_standard_output(tmp_path):
+    """The ledger is flushed at exit, and warnings go to standard error."""
+    env = {**os.environ, "AGENTKV_DATA": str(tmp_path)}
+    run = subprocess.run([sys.executable, "-c", SCRIPT], env=env, capture_output=True, text=True, check=False)
+    assert (3, "out\n") == (run.returncode, run.stdout)
+    shown = subprocess.run(
+        [sys.executable, "-m", "agentkv.cli", "report", "forgotten"],
+        env=env,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert "1 model call" in shown.stdout, shown.stderr
