@@ -90,11 +90,14 @@ class PrefixWatch:
         return found
 
     def is_another_prompt(self, messages: Sequence[Message]) -> bool:
-        """True if `messages` share not even their first character with the prompt before: nobody broke a prefix."""
+        """True if the first message is another one altogether, so that nobody meant to extend the prompt before.
+
+        A first message in which only a value changed (a clock, a counter) is the same prompt, broken.
+        """
         if not self._messages or not messages:
             return False
-        was, now = self._messages[0], messages[0]
-        return was.role != now.role or was.content[:1] != now.content[:1]
+        found = find_break(self._messages[:1], messages[:1])
+        return found is not None and found.cause != "a changing value"
 
     def expect_break(self) -> None:
         """The next prompt starts anew (a declared compaction): nothing is compared with it."""

@@ -362,7 +362,7 @@ def test_two_unrelated_prompts_are_no_broken_prefix(kv):
     before = kv.stats()["counters"].get("prefix_broken", 0)
     with kv.task("t"):
         kv.submit(ask("Which test failed?")).result(5)
-        kv.submit(ask("Name a fruit.")).result(5)
+        kv.submit(ask("Which fruit is red?")).result(5)
     kv.submit(ask("x one")).result(5)
     kv.submit(ask("x two")).result(5)
     assert before == kv.stats()["counters"].get("prefix_broken", 0)
