@@ -12,10 +12,12 @@ import os
 import re
 import threading
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any, Literal
 
 from agentkv import log
 from agentkv.clock import Clock, SystemClock
+from agentkv.context.tokens import count_text
 from agentkv.core.usage import Timing, Usage
 from agentkv.engine.base import Chunk, Generation, Request, Stream
 from agentkv.engine.loop import LoopThread
@@ -25,16 +27,11 @@ from agentkv.errors import Closed, ConfigError, RemoteError, RequestInvalid
 _TOKENS_PER_MESSAGE = 4  # what a chat template adds around each message, about
 
 
-def estimate_tokens(text: str) -> int:
-    """Four bytes of UTF-8 count as one token: a rough guide for English, code and Chinese, for want of a tokenizer."""
-    return -(-len(text.encode("utf-8", "surrogatepass")) // 4)
-
-
 class RemoteEngine:
     """Calls `model` at `base_url`. Thread-safe; `close()` is idempotent.
 
     The key is `api_key`, else the environment's OPENAI_API_KEY, else none; it is never logged nor part of an error.
-    `count(text)` counts tokens where the server reports no usage; such a Generation is marked `estimated`, and
+    `count(text)` counts tokens where the server reports no usage (default: `context.tokens.count_text`); such a Generation is marked `estimated`, and
     `stats()["estimated_calls"]` counts them. At most `max_parallel` calls are under way, the others queue.
     `max_tokens_field`: newer hosted models want "max_completion_tokens".
     """
@@ -65,7 +62,7 @@ class RemoteEngine:
             base_url=base_url, api_key=self._key or "none", timeout=timeout_s, max_retries=max_retries
         )
         self._max_tokens_field = max_tokens_field
-        self._count = count or estimate_tokens
+        self._count = count or partial(count_text, model=model)
         self._clock = clock or SystemClock()
         self._loop = LoopThread("agentkv-remote")
         self._free = asyncio.Semaphore(max_parallel)

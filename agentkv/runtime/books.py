@@ -53,12 +53,8 @@ class Books:
 
     # -- tasks
 
-    def open_task(self, key: str, *, budget: Budget | None = None, priority: PriorityClass | None = None) -> Task:
-        """The task `key`, registered on first sight. A budget given later replaces the limits, not what is used."""
-        with self._lock:
-            return self._known(key, budget=budget, priority=priority).task
-
     def _known(self, key: str, *, budget: Budget | None = None, priority: PriorityClass | None = None) -> _Open:
+        """The task `key`, registered on first sight. A budget given later replaces the limits, not what is used."""
         known = self._open.get(key)
         if known is None:
             self._closed.pop(key, None)

@@ -10,7 +10,7 @@ import pytest
 from agentkv.core.message import Message, ToolCall, ToolSpec
 from agentkv.core.task import Caller
 from agentkv.engine.base import Request, Sampling
-from agentkv.engine.remote import RemoteEngine, estimate_tokens
+from agentkv.engine.remote import RemoteEngine
 from agentkv.engine.scripted import Reply, ScriptedEngine
 from agentkv.errors import ConfigError, RequestInvalid
 from agentkv.server.app import create_app
@@ -126,10 +126,3 @@ def test_thirty_two_calls_at_once(pair_of):
     streams = [remote.submit(ask(f"call number {n}")) for n in range(32)]
     assert [f"call number {n}" for n in range(32)] == [stream.result(20).text for stream in streams]
     assert (32, 0, 96) == tuple(remote.stats()[name] for name in ("calls", "running", "output_tokens"))
-
-
-def test_estimates_are_within_reason():
-    """Four bytes a token: English, Chinese, and nothing at all."""
-    assert 0 == estimate_tokens("")
-    assert 11 == estimate_tokens("The quick brown fox jumps over a lazy dog.")
-    assert 16 == estimate_tokens("敏捷的棕色狐狸跳过了一只懒狗。机器学习模型")

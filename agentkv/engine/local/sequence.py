@@ -80,8 +80,6 @@ class Sequence:
     blocks: list[int] = field(default_factory=list)
     keys: list[BlockKey] = field(default_factory=list)
     ticket: Ticket | None = None
-    loaded_from: int = 0
-    """Index of the first block that the ticket brings."""
     trusted_blocks: int | None = None
     """After a failed load: take no more blocks than this from the tiers."""
     cached_tokens: int | None = None
