@@ -43,12 +43,3 @@ class Task:
 
     key: str
     priority: PriorityClass = PriorityClass.STEP
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Session:
-    """One growing context of a task."""
-
-    key: str
-    task: str
-    branch: str = ""
