@@ -1,0 +1,5 @@
+"""`python -m agentkv.cli`."""
+
+from agentkv.cli import main
+
+main()
