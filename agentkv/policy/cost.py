@@ -1,15 +1,19 @@
 """What holding, moving and recomputing a context costs: arithmetic on measured rates.
 
-Covers A1 (bytes per token) and A2 (restore against recompute, and where they cross). Does not measure: the rates come
-from the tiers' receipts and the engine's prefill times. Units: tokens, bytes, seconds, bytes per second.
+Covers A1 (bytes per token) and A2 (restore against recompute, and where they cross). Does not measure: the rates are
+`core/rates.py`'s, from `agentkv calibrate` and from real transfers. Units: tokens, bytes, seconds, bytes per second.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
+from agentkv.core.rates import Prefill, Rates
 from agentkv.errors import ConfigError
+
+_SHORTEST_ROW_TOKENS = 512
 
 
 def kv_bytes_per_token(*, layers: int, kv_heads: int, head_dim: int, dtype_bytes: int) -> int:
@@ -37,26 +41,6 @@ class Link:
         return self.setup_s + size_bytes / self.bytes_s if size_bytes > 0 else 0.0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Prefill:
-    """Seconds to compute a context of C tokens: quadratic_s C^2 + linear_s C + constant_s (attention, matmuls, rest)."""
-
-    linear_s: float
-    quadratic_s: float = 0.0
-    constant_s: float = 0.0
-
-    def __post_init__(self) -> None:
-        coefficients = (self.linear_s, self.quadratic_s, self.constant_s)
-        if not all(0 <= value < math.inf for value in coefficients):
-            raise ConfigError(f"prefill coefficients must be finite and >= 0, got {coefficients}")
-
-    def recompute_s(self, tokens: int) -> float:
-        """Seconds to compute `tokens` again from nothing."""
-        if tokens <= 0:
-            return 0.0
-        return self.quadratic_s * tokens * tokens + self.linear_s * tokens + self.constant_s
-
-
 def break_even_tokens(prefill: Prefill, link: Link, bytes_per_token: int) -> float:
     """The context length from which restoring is faster than recomputing, for all longer ones; inf if there is none.
 
@@ -75,3 +59,72 @@ def break_even_tokens(prefill: Prefill, link: Link, bytes_per_token: int) -> flo
     root = math.sqrt(discriminant)
     larger = (-b + root) / (2 * a) if b <= 0 else -2 * c / (b + root)  # the form without cancellation
     return max(0.0, larger)
+
+
+def host_link(rates: Rates) -> Link:
+    """From host memory to the device."""
+    return Link(bytes_s=1 / rates.restore_host_s(1))
+
+
+def disk_link(rates: Rates) -> Link | None:
+    """From disk to the device; None where no disk was measured."""
+    second_s = rates.restore_disk_s(1)
+    return None if second_s is None else Link(bytes_s=1 / second_s)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """Seconds until a context of `tokens` tokens is on the device again, by each way; `disk_s` None without a disk."""
+
+    tokens: int
+    recompute_s: float
+    host_s: float
+    disk_s: float | None
+
+    @property
+    def winner(self) -> str:
+        """The fastest way: "recompute", "host" or "disk"; on a tie the one that needs least memory."""
+        ways = {"recompute": self.recompute_s, "host": self.host_s}
+        if self.disk_s is not None:
+            ways = {"recompute": self.recompute_s, "disk": self.disk_s, "host": self.host_s}
+        return min(ways, key=lambda way: ways[way])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Crossover:
+    """When recompute loses on one machine. Break-even lengths in tokens: 0 = it always loses, inf = it never does."""
+
+    rows: tuple[Row, ...]
+    host_tokens: float
+    disk_tokens: float | None
+    """None where no disk was measured."""
+
+
+def table_lengths(limit_tokens: int) -> tuple[int, ...]:
+    """512, 1024, ... up to the model's limit, which is the last one; a shorter model has its limit only."""
+    if limit_tokens < 1:
+        raise ConfigError(f"limit_tokens={limit_tokens}: a context has at least 1 token")
+    lengths = []
+    tokens = _SHORTEST_ROW_TOKENS
+    while tokens < limit_tokens:
+        lengths.append(tokens)
+        tokens *= 2
+    return (*lengths, limit_tokens)
+
+
+def crossover(rates: Rates, bytes_per_token: int, lengths: Sequence[int]) -> Crossover:
+    """The table of A2 for contexts of `lengths` tokens, and the lengths from which a restore is faster."""
+    disk = disk_link(rates)
+    return Crossover(
+        rows=tuple(
+            Row(
+                tokens=tokens,
+                recompute_s=rates.recompute_s(tokens),
+                host_s=rates.restore_host_s(tokens * bytes_per_token),
+                disk_s=rates.restore_disk_s(tokens * bytes_per_token),
+            )
+            for tokens in lengths
+        ),
+        host_tokens=break_even_tokens(rates.prefill, host_link(rates), bytes_per_token),
+        disk_tokens=None if disk is None else break_even_tokens(rates.prefill, disk, bytes_per_token),
+    )

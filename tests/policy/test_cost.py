@@ -6,8 +6,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from agentkv.core.rates import Prefill, Rates
 from agentkv.errors import ConfigError
-from agentkv.policy.cost import Link, Prefill, break_even_tokens, kv_bytes_per_token
+from agentkv.policy.cost import (
+    Link,
+    break_even_tokens,
+    crossover,
+    disk_link,
+    host_link,
+    kv_bytes_per_token,
+    table_lengths,
+)
 
 GB = 1e9
 GIB = 2**30
@@ -90,3 +99,55 @@ def test_beyond_the_crossover_restoring_is_never_slower(prefill, link, token_byt
 def test_a_link_slower_than_recompute_never_pays():
     """Linear prefill that beats the disk's rate per token: no crossover."""
     assert break_even_tokens(Prefill(linear_s=1e-5), Link(bytes_s=1e6, setup_s=0.1), 1000) == math.inf
+
+
+fast = st.floats(1e6, 1e12)
+rates = st.builds(
+    lambda disk, **given: Rates(read_bytes_s=disk, write_bytes_s=disk, **given),
+    disk=st.none() | fast,
+    memcpy_bytes_s=fast,
+    h2d_bytes_s=fast,
+    d2h_bytes_s=fast,
+    prefill=prefills,
+)
+
+
+@given(rates, st.integers(1, 10**6), st.integers(1, 200_000))
+def test_the_table_agrees_with_the_break_even_lengths(rates, token_bytes, limit):
+    """Beyond a break-even length the restore is the faster one in every row; without a disk there is no column."""
+    found = crossover(rates, token_bytes, table_lengths(limit))
+    assert found.host_tokens == break_even_tokens(rates.prefill, host_link(rates), token_bytes)
+    assert (found.disk_tokens is None) == (rates.read_bytes_s is None) == (disk_link(rates) is None)
+    for row in found.rows:
+        assert (row.disk_s is None) == (rates.read_bytes_s is None)
+        fastest = min(value for value in (row.recompute_s, row.host_s, row.disk_s) if value is not None)
+        assert fastest == {"recompute": row.recompute_s, "host": row.host_s, "disk": row.disk_s}[row.winner]
+        if row.tokens > found.host_tokens * 1.001:
+            assert row.host_s <= row.recompute_s * (1 + 1e-6)
+        if found.disk_tokens is not None and row.tokens > found.disk_tokens * 1.001:
+            assert row.disk_s <= row.recompute_s * (1 + 1e-6)
+
+
+def test_the_lengths_double_from_512_to_the_limit():
+    """The model's limit is the last row, whatever it is; a short model has one row."""
+    assert (512, 1024, 2048, 4096, 8192) == table_lengths(8192)
+    assert (512, 1000) == table_lengths(1000)
+    assert (100,) == table_lengths(100)
+    with pytest.raises(ConfigError, match="limit_tokens=0"):
+        table_lengths(0)
+
+
+def test_a_fast_host_a_slow_disk_and_a_fast_gpu_in_one_table():
+    """A long context comes from the host; a disk slower than recompute never pays, and the row says who wins."""
+    gpu = Rates(
+        memcpy_bytes_s=10 * GB,
+        h2d_bytes_s=50 * GB,
+        d2h_bytes_s=50 * GB,
+        read_bytes_s=0.1 * GB,
+        write_bytes_s=0.1 * GB,
+        prefill=Prefill(linear_s=1e-4, constant_s=0.02),
+    )
+    found = crossover(gpu, 131_072, (100, 8192))
+    assert ["host", "host"] == [row.winner for row in found.rows]
+    assert (0.0, math.inf) == (found.host_tokens, found.disk_tokens)
+    assert found.rows[1].disk_s > found.rows[1].recompute_s
