@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
+import threading
+
 import numpy as np
 import pytest
 import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from agentkv.kv.device import DevicePool
 from agentkv.kv.geometry import Geometry
 from agentkv.kv.host import HostArena
 from agentkv.kv.streams import DONE, HostEvent, Memory, Run, cut_runs, runs_of
 from agentkv.kv.streams.adversarial import AdversarialStreams
-from agentkv.kv.streams.cpu import CpuStreams, _halves
+from agentkv.kv.streams.cpu import CpuStreams, pieces
+from agentkv.units import MIB
 
 PADDED = Geometry(layers=2, kv_heads=1, head_dim=8, dtype="float32")
 WHOLE = Geometry(layers=2, kv_heads=1, head_dim=16, dtype="float32")
 LARGE = Geometry(layers=16, kv_heads=8, head_dim=128, dtype="float32")
+MIDDLE = Geometry(layers=4, kv_heads=4, head_dim=64, dtype="bfloat16")
 
 
 @pytest.fixture(params=[PADDED, WHOLE, LARGE], ids=["padded", "whole", "large"])
@@ -138,11 +144,75 @@ def test_neighbours_become_one_run():
     assert [Run(1, 5, 2), Run(3, 9, 1), Run(7, 0, 2)] == runs_of([(8, 1), (1, 5), (3, 9), (2, 6), (7, 0)])
 
 
-def test_a_big_copy_is_cut_in_halves():
-    """Two threads get about the same number of bytes, and together every byte once."""
-    first, second = _halves([(0, 1000, 10), (100, 2000, 30)])
-    assert [(0, 1000, 10), (100, 2000, 10)] == first
-    assert [(110, 2010, 20)] == second
+def test_a_big_copy_is_cut_in_pieces():
+    """Every byte is in one piece, and no piece is so long that one thread waits for the other's."""
+    cut = pieces([(0, 10 * MIB, 5 * MIB), (100 * MIB, 200 * MIB, 7)])
+    wanted = [(at * MIB, (10 + at) * MIB, n * MIB) for at, n in ((0, 2), (2, 2), (4, 1))]
+    assert [*wanted, (100 * MIB, 200 * MIB, 7)] == cut
+
+
+@pytest.fixture
+def scattered():
+    """Room for 120 blocks of 64 KiB on both sides, each as [slots, bytes]."""
+    arena = HostArena(MIDDLE, 121 * MIDDLE.slot_bytes)
+    pool = DevicePool(MIDDLE, "cpu", 120 * MIDDLE.block_bytes)
+    streams = CpuStreams()
+    streams.bind(Memory(pool=pool, arena=arena))
+    device = pool.pool.view(121, -1).view(torch.uint8).numpy()
+    yield streams, device, np.frombuffer(arena.buffer, dtype=np.uint8).reshape(121, -1)
+    streams.close()
+
+
+def _scattered_over(lengths, generator):
+    """Where runs of these lengths begin, if they lie side by side in a random order."""
+    order = generator.permutation(len(lengths))
+    starts = np.empty(len(lengths), dtype=int)
+    starts[order] = np.cumsum([0, *np.array(lengths)[order][:-1]])
+    return [int(start) for start in starts]
+
+
+@pytest.mark.parametrize("direction", ["h2d", "d2h"])
+@given(lengths=st.lists(st.integers(1, 3), min_size=1, max_size=40), seed=st.integers(0, 1 << 32))
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_scattered_runs_arrive_byte_for_byte(scattered, direction, lengths, seed):
+    """Runs of any length from anywhere to anywhere, drawn by two threads: every block is right, no other changes."""
+    streams, device, host = scattered
+    generator = np.random.default_rng(seed)
+    for side in (device, host):
+        side[:, ::64] = generator.integers(0, 256, side[:, ::64].shape, dtype=np.uint8)
+    starts = [_scattered_over(lengths, generator) for _ in range(2)]
+    runs = [Run(d, h, n) for d, h, n in zip(*starts, lengths, strict=True)]
+    devices = [run.device_block + i for run in runs for i in range(run.n)]
+    hosts = [run.host_block + i for run in runs for i in range(run.n)]
+    wanted_device, wanted_host = device.copy(), host.copy()
+    if direction == "h2d":
+        wanted_device[devices] = host[hosts]
+    else:
+        wanted_host[hosts] = device[devices]
+    streams.copy(direction, runs, []).wait()
+    assert np.array_equal(wanted_device, device)
+    assert np.array_equal(wanted_host, host)
+
+
+def test_a_slow_thread_holds_up_no_other(monkeypatch, scattered):
+    """The helper that is stuck in one piece leaves all others to the mover's own thread."""
+    streams, *_ = scattered
+    done, helper_stuck, mine_done = [], threading.Event(), threading.Event()
+    me = threading.get_ident()
+
+    def memmove(to, source, size):
+        if threading.get_ident() != me:
+            helper_stuck.set()
+            assert mine_done.wait(10)
+            return
+        assert helper_stuck.wait(10)
+        done.append(size)
+        if len(done) == 59:
+            mine_done.set()
+
+    monkeypatch.setattr("ctypes.memmove", memmove)
+    streams.copy("h2d", [Run(1 + 2 * i, 2 * i, 1) for i in range(60)], []).wait()
+    assert 59 == len(done)
 
 
 def test_runs_are_cut_at_borders_of_the_host_side():

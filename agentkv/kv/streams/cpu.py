@@ -1,19 +1,31 @@
 """Streams on the CPU: compute runs inline, copies are memmoves on the calling (mover's) thread and one helper.
 
-`ctypes.memmove` releases the interpreter lock and reaches 5 GB/s per thread; indexing a byte tensor, 0.5.
+`ctypes.memmove` releases the interpreter lock; indexing a byte tensor is ten times slower. What limits scattered
+copies is the lock: each memmove ends by taking it, and a thread that finds it taken sleeps for longer than a block
+of 192 KiB takes to copy. So the loop over the pieces runs in C, and both threads draw from one queue: a core that
+others keep busy takes fewer pieces, and nobody waits for it.
 """
 
 from __future__ import annotations
 
 import ctypes
+from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from itertools import starmap
 
 from agentkv.kv.streams import DONE, Direction, Event, Memory, Run
 from agentkv.units import MIB
 
 _SPLIT_BYTES = 2 * MIB
 """Below this a second thread costs more than it brings."""
+_PIECE_BYTES = 2 * MIB
+"""Long runs are drawn in pieces of this size: smaller ones cost speed, larger ones leave one thread waiting longer for
+the other's last.
+"""
+
+ByteMove = tuple[int, int, int]
+"""(to address, from address, bytes)."""
 
 
 class CpuStreams:
@@ -39,13 +51,14 @@ class CpuStreams:
         for event in after:
             event.wait()
         assert self._memory is not None
-        moves = list(byte_moves(self._memory, direction, runs))
+        moves = byte_moves(self._memory, direction, runs)
         if sum(size for _, _, size in moves) < _SPLIT_BYTES:
             move_all(moves)
             return DONE
-        first, second = _halves(moves)
-        other = self._thread(direction).submit(move_all, second)
-        move_all(first)
+        queue = deque[ByteMove | None](pieces(moves))
+        queue.extend((None, None))  # one end mark for each thread
+        other = self._thread(direction).submit(_draw, queue)
+        _draw(queue)
         other.result()
         return DONE
 
@@ -66,39 +79,37 @@ class CpuStreams:
         self._second.clear()
 
 
-def byte_moves(memory: Memory, direction: Direction, runs: Sequence[Run]) -> list[tuple[int, int, int]]:
+def byte_moves(memory: Memory, direction: Direction, runs: Sequence[Run]) -> list[ByteMove]:
     """(to address, from address, bytes) for each run; a run is one move if slots have no padding."""
     pool, arena = memory.pool, memory.arena
     assert arena is not None
     block_bytes, slot_bytes = pool.geometry.block_bytes, pool.geometry.slot_bytes
-    moves: list[tuple[int, int, int]] = []
-    for run in runs:
-        count, size = (1, run.n * block_bytes) if block_bytes == slot_bytes else (run.n, block_bytes)
-        for i in range(count):
-            device = pool.address + (run.device_block + i) * block_bytes
-            host = arena.address + (run.host_block + i) * slot_bytes
-            moves.append((device, host, size) if direction == "h2d" else (host, device, size))
-    return moves
+    device, host = pool.address, arena.address
+    if block_bytes == slot_bytes:
+        pairs = [(device + d * block_bytes, host + h * slot_bytes, n * block_bytes) for d, h, n in runs]
+    else:
+        pairs = [
+            (device + (d + i) * block_bytes, host + (h + i) * slot_bytes, block_bytes)
+            for d, h, n in runs
+            for i in range(n)
+        ]
+    return pairs if direction == "h2d" else [(h, d, size) for d, h, size in pairs]
 
 
-def move_all(moves: Sequence[tuple[int, int, int]]) -> None:
+def pieces(moves: Sequence[ByteMove]) -> list[ByteMove]:
+    """The same bytes, in moves of at most `_PIECE_BYTES`."""
+    return [
+        (to + at, source + at, min(_PIECE_BYTES, size - at))
+        for to, source, size in moves
+        for at in range(0, size, _PIECE_BYTES)
+    ]
+
+
+def move_all(moves: Sequence[ByteMove]) -> None:
     """Copy (to, from, bytes) one after another."""
-    for to, source, size in moves:
-        ctypes.memmove(to, source, size)
+    deque(starmap(ctypes.memmove, moves), maxlen=0)
 
 
-def _halves(
-    moves: Sequence[tuple[int, int, int]],
-) -> tuple[list[tuple[int, int, int]], list[tuple[int, int, int]]]:
-    """The moves in two lists of about equal bytes; one big move is cut."""
-    left = sum(size for _, _, size in moves) // 2
-    first: list[tuple[int, int, int]] = []
-    second: list[tuple[int, int, int]] = []
-    for to, source, size in moves:
-        part = max(0, min(size, left))
-        if part:
-            first.append((to, source, part))
-            left -= part
-        if part < size:
-            second.append((to + part, source + part, size - part))
-    return first, second
+def _draw(queue: deque[ByteMove | None]) -> None:
+    """Copy what is in the queue until its end mark; drawing is atomic, so several threads may do it at once."""
+    deque(starmap(ctypes.memmove, iter(queue.popleft, None)), maxlen=0)
