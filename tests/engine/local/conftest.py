@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ import pytest
 import torch
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
+from agentkv.core.residency import Action, Move, Outcome, Receipt, Tier
 from agentkv.core.task import Caller
 from agentkv.engine.base import Request, Sampling
 from agentkv.engine.local.engine import LocalEngine
@@ -162,3 +164,55 @@ def ask() -> Callable[..., Request]:
         return Request(prompt=prompt, sampling=sampling, caller=caller, **more)
 
     return make
+
+
+def park_session(engine: LocalEngine, session: str, to: Tier = Tier.HOST) -> None:
+    """Send an idle session down to `to`, give its dearer copies up and poison every free device block: whatever is
+    read from here on is a loaded copy. Needs room for all of it in the tiers that it goes through.
+    """
+    done = threading.Event()
+    outcomes: list[Outcome] = []
+
+    def receipt(receipt: Receipt) -> None:
+        outcomes.append(receipt.outcome)
+        done.set()
+
+    engine.apply(Move(session=session, action=Action.DEMOTE, to=to, reason="test"), receipt)
+    assert done.wait(20)
+    assert outcomes[0] in {Outcome.DONE, Outcome.NOTHING}
+    engine.tiers.quiesce(20)
+    for tier in range(to):
+        engine.tiers.vacate(session, Tier(tier))
+    poison_free(engine)
+    facts = engine.residency(session)
+    assert facts is not None
+    assert (0, 0) == (facts.device_blocks, facts.missing_blocks)
+    assert to != Tier.DISK or facts.host_blocks == 0
+
+
+def poison_free(engine: LocalEngine) -> None:
+    """NaN in every device block that nobody has."""
+    free = engine.tiers.allocate(engine.tiers.stats()["device"]["free"])
+    assert free is not None
+    engine.tiers.pool[free] = float("nan")
+    engine.tiers.release("-", free, used=engine.tiers.streams.record())
+
+
+@pytest.fixture(scope="session")
+def park() -> Callable[..., None]:
+    """`park_session`."""
+    return park_session
+
+
+@pytest.fixture(scope="session")
+def flip() -> Callable[..., None]:
+    """Turns one bit of a file: `flip(path, at)`."""
+
+    def turn(path: Path, at: int) -> None:
+        with path.open("r+b") as file:
+            file.seek(at)
+            byte = file.read(1)[0]
+            file.seek(at)
+            file.write(bytes([byte ^ 4]))
+
+    return turn
