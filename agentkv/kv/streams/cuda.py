@@ -1,83 +1,119 @@
-"""Streams on CUDA: torch streams and events; copies are asynchronous, from and to pinned memory.
+"""Streams on CUDA: torch's streams and events; copies are asynchronous, from and to pinned memory.
 
 One compute stream and one side stream per direction. Copies run on the copy engines, not on the multiprocessors, so
-they do not slow down what computes.
+they do not slow down what computes. How a job is copied is `path.py`.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 
-from agentkv.kv.streams import Direction, Event, Memory, Run, cut_runs
+from agentkv.kv.streams import Direction, Event, Memory, Run
+from agentkv.kv.streams.batch import BatchCopy, batch_copy
+from agentkv.kv.streams.path import BATCHED, CopyPath
 
 
 class CudaEvent:
-    """A point on a CUDA stream. Waiting sleeps instead of spinning."""
+    """A point on a CUDA stream. Waiting sleeps instead of spinning.
 
-    def __init__(self, stream: torch.cuda.Stream) -> None:
-        self.native = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
-        self.native.record(stream)
+    The driver's event goes home when nobody holds this object any more, and is recorded anew for somebody else: a
+    stream that was told to wait for it waits for the point that it stood for at that time.
+    """
+
+    __slots__ = ("_done", "_home", "native", "stream")
+
+    def __init__(self, native: Any, stream: Any, home: deque[Any]) -> None:
+        self.native = native
+        self.stream = stream
+        self._home = home
+        self._done = False
 
     def query(self) -> bool:
-        return bool(self.native.query())  # type: ignore[no-untyped-call]
+        self._done = self._done or bool(self.native.query())
+        return self._done
 
     def wait(self) -> None:
-        self.native.synchronize()
+        if not self._done:
+            self.native.synchronize()
+            self._done = True
+
+    def __del__(self) -> None:
+        self._home.append(self.native)
 
 
 class CudaStreams:
-    """`compute` is the stream that `launch` runs on. Nothing here blocks but `copy`, on events that are not CUDA's."""
+    """`compute` is the stream that `launch` runs on. Nothing here blocks but `copy`: on events that are not CUDA's, and
+    on pageable host memory.
 
-    def __init__(self, device: torch.device) -> None:
+    `batch` is the batched copy or why there is none (default: what this machine has). `native` is torch.cuda.
+    """
+
+    def __init__(self, device: torch.device, *, batch: BatchCopy | str | None = None, native: Any = torch.cuda) -> None:
         self._device = device
-        self.compute = _new_stream(device)
-        self._side: dict[Direction, torch.cuda.Stream] = {"h2d": _new_stream(device), "d2h": _new_stream(device)}
-        self._blocks: torch.Tensor | None = None
-        self._slots: torch.Tensor | None = None
-        self._piece_slots = 1
+        self._native = native
+        self._batch = batch_copy() if batch is None else batch
+        self.compute = native.Stream(device)
+        self._side = {"h2d": native.Stream(device), "d2h": native.Stream(device)}
+        self._free_events: deque[Any] = deque()
+        self._path: CopyPath | None = None
+
+    @property
+    def copy_path(self) -> str:
+        """How copies are made, in words: "cudaMemcpyBatchAsync", or "copy_ per run: " and why."""
+        if self._path is not None:
+            return self._path.words
+        return f"copy_ per run: {self._batch}" if isinstance(self._batch, str) else BATCHED
 
     def bind(self, memory: Memory) -> None:
-        pool = memory.pool.pool
-        # [blocks, bytes of a block] and [slots, bytes of a block] over the same memory: a run is one slice of each
-        self._blocks = pool.view(pool.shape[0], -1).view(torch.uint8)
         if memory.arena is not None:
-            slots = torch.frombuffer(memory.arena.buffer, dtype=torch.uint8).view(-1, memory.arena.slot_bytes)
-            self._slots = slots[:, : memory.pool.geometry.block_bytes]
-            self._piece_slots = memory.arena.piece_slots
-        self.compute.wait_stream(torch.cuda.current_stream(self._device))  # the pool was zeroed there
+            self._path = CopyPath(memory, self._batch)
+        self.compute.wait_stream(self._native.current_stream(self._device))  # the pool was zeroed there
 
     def launch(self, fn: Callable[[], None]) -> None:
-        with torch.cuda.stream(self.compute):
+        with self._native.stream(self.compute):
             fn()
 
     def record(self) -> Event:
-        return CudaEvent(self.compute)
+        return self._event(self.compute)
 
     def compute_wait(self, event: Event) -> None:
-        _stream_wait(self.compute, event)
+        self._wait(self.compute, event)
 
     def copy(self, direction: Direction, runs: Sequence[Run], after: Sequence[Event]) -> Event:
-        assert self._blocks is not None
-        assert self._slots is not None
+        assert self._path is not None, "there is no host tier"
         side = self._side[direction]
+        settled = True
         for event in after:
-            _stream_wait(side, event)
-        with torch.cuda.stream(side):
-            for run in self._whole(runs):
-                device = self._blocks[run.device_block : run.device_block + run.n]
-                host = self._slots[run.host_block : run.host_block + run.n]
-                if direction == "h2d":
-                    device.copy_(host, non_blocking=True)
-                else:
-                    host.copy_(device, non_blocking=True)
-        return CudaEvent(side)
+            if self._writes_host(event) and not event.query():
+                settled = False
+                if not self._path.pinned(runs):
+                    event.wait()  # pageable sources are staged at once, by this thread
+            self._wait(side, event)
+        with self._native.stream(side):
+            self._path.copy(direction, runs, stream=side.cuda_stream, settled=settled)
+        return self._event(side)
 
-    def _whole(self, runs: Sequence[Run]) -> Sequence[Run]:
-        """Runs whose host side is one piece of registered memory: block by block if slots have padding."""
-        assert self._slots is not None
-        return cut_runs(runs, self._piece_slots if self._slots.is_contiguous() else 1)
+    def _writes_host(self, event: Event) -> bool:
+        return isinstance(event, CudaEvent) and event.stream is self._side["d2h"]
+
+    def _wait(self, stream: Any, event: Event) -> None:
+        """`stream` waits for `event`; one that is not CUDA's is waited for by this thread."""
+        if isinstance(event, CudaEvent):
+            stream.wait_event(event.native)
+        else:
+            event.wait()
+
+    def _event(self, stream: Any) -> CudaEvent:
+        try:
+            native = self._free_events.pop()
+        except IndexError:
+            native = self._native.Event(blocking=True)
+        native.record(stream)
+        return CudaEvent(native, stream, self._free_events)
 
     def taken(self, *, device: Sequence[int] = (), host: Sequence[int] = (), compute: bool = False) -> None:
         pass
@@ -89,16 +125,4 @@ class CudaStreams:
         """Let what runs end, and let go of the memory."""
         for stream in (self.compute, *self._side.values()):
             stream.synchronize()
-        self._blocks = self._slots = None
-
-
-def _new_stream(device: torch.device) -> torch.cuda.Stream:
-    return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-
-
-def _stream_wait(stream: torch.cuda.Stream, event: Event) -> None:
-    """`stream` waits for `event`; one that is not CUDA's is waited for by this thread."""
-    if isinstance(event, CudaEvent):
-        stream.wait_event(event.native)
-    else:
-        event.wait()
+        self._path = None
