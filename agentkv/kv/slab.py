@@ -1,94 +1,59 @@
-"""The disk tier: preallocated segment files with one slot per block, checksummed, private to this process.
+"""The disk tier: slots for blocks in preallocated files, checksummed, private to this process or a lasting store.
 
-Covers slots, reads and writes, checksums, running out of space, and the directory's life (`lair.py` locks and
-sweeps it). Any doubt about a slot's bytes is a miss. No fsync: losing a cache is fine. Nothing survives the process.
-Does not know which block is worth a slot: that is `transfers.py`.
+Covers slots, writes and reads, checksums, growth within the capacity, and what happens when the disk fails. Any doubt
+about a slot's bytes is a miss. No fsync: losing a cache is fine. Files are `segments.py`, the folder `lair.py`, the
+memory of a store `journal.py`, the pause after failures `breaker.py`. Does not know which block is worth a slot
+(`transfers.py`), nor what is in the notes that it keeps.
 """
 
 from __future__ import annotations
 
-import bisect
-import contextlib
-import mmap
+import errno
 import os
 import threading
 import time
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import NamedTuple, Self
+from typing import Any, NamedTuple, Self
 
 import xxhash
 
-from agentkv.errors import ConfigError, DiskUnavailable
+from agentkv.errors import Closed, ConfigError, DiskUnavailable
+from agentkv.kv import journal as journals
+from agentkv.kv.breaker import Breaker
 from agentkv.kv.freemap import FreeMap
 from agentkv.kv.geometry import MIN_SLOTS, SLOT_ALIGN_BYTES
 from agentkv.kv.index import BlockKey
-from agentkv.kv.lair import Lair
+from agentkv.kv.journal import Journal, surviving
+from agentkv.kv.lair import find_lair
+from agentkv.kv.segments import Segments, SlotImage, live_by_file
 from agentkv.log import count, warn_once
 from agentkv.units import GIB, MIB, format_bytes
 
+__all__ = ["Kept", "Slab", "SlotImage"]
+
 _SMALLEST_SEGMENT_BYTES = 8 * MIB
-_KEEP_FREE = 0.05
-"""Part of the file system that is left to others."""
-_IOV_MAX = 1024
+_FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
-class SlotImage(NamedTuple):
-    """A block's bytes in memory and its slot on disk."""
+class Kept(NamedTuple):
+    """A block that an earlier process left; its slot is taken."""
 
-    slot: int
     key: BlockKey
-    view: memoryview
-    """`slot_bytes` long, page-aligned for O_DIRECT."""
-
-
-class _Segment:
-    """One file. O_DIRECT where the file system takes it, else through the page cache."""
-
-    def __init__(self, path: Path, size_bytes: int) -> None:
-        self.path = path
-        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-        try:
-            os.posix_fallocate(fd, 0, size_bytes)
-            self.direct_fd = _open_direct(path)
-        except OSError:
-            os.close(fd)
-            path.unlink(missing_ok=True)
-            raise
-        self.fd = fd
-
-    def transfer(self, op: str, views: Sequence[memoryview], offset: int) -> None:
-        """Read or write all of `views`; OSError if not every byte went."""
-        call = os.preadv if op == "read" else os.pwritev
-        size = sum(len(view) for view in views)
-        if self.direct_fd is not None:
-            try:
-                done = call(self.direct_fd, views, offset)
-            except OSError as error:
-                if error.errno not in _NOT_DIRECT:
-                    raise
-                warn_once("kv_disk_not_direct", path=str(self.path), error=str(error))
-                self.direct_fd = None
-                done = call(self.fd, views, offset)
-        else:
-            done = call(self.fd, views, offset)
-        if done != size:
-            raise OSError(f"{op} of {size} bytes at {offset} of {self.path} ended after {done}")
-
-    def close(self) -> None:
-        for fd in (self.fd, self.direct_fd):
-            if fd is not None:
-                os.close(fd)
-        self.direct_fd = None
-        with contextlib.suppress(OSError):
-            self.path.unlink(missing_ok=True)
+    slot: int
 
 
 class Slab:
     """Slots for blocks below `directory`, at most `capacity_bytes` of disk. Thread-safe; a context manager.
 
-    Raises DiskUnavailable if `directory` cannot be made or written, or has no room for a first segment, ConfigError for
-    a capacity that holds no block.
+    Without `store` the files are private and go with the process. With it they stay for the next process that names
+    the same store: `kept` has its blocks, `notes` its notes. One process at a time: while a living one has the store,
+    a later one works in private files, each within its own capacity, and `not_lasting` says why. A store's journal
+    counts towards the capacity. Whatever the name, the folder lies directly in `directory`.
+
+    Raises DiskUnavailable if `directory` cannot be made or written, or has no room for a first file, ConfigError for
+    a capacity that holds no block. All methods raise Closed after `close` and in a forked child.
     """
 
     def __init__(
@@ -99,43 +64,68 @@ class Slab:
         *,
         segment_bytes: int = GIB,
         retry_s: float = 5.0,
+        store: str | None = None,
     ) -> None:
         self.block_bytes = block_bytes
         self.slot_bytes = -(-block_bytes // SLOT_ALIGN_BYTES) * SLOT_ALIGN_BYTES
-        self.capacity = capacity_bytes // self.slot_bytes
-        if self.capacity < MIN_SLOTS:
-            raise ConfigError(
-                f"disk memory of {format_bytes(capacity_bytes)} holds {self.capacity} blocks of "
-                f"{format_bytes(self.slot_bytes)}; at least {MIN_SLOTS} are needed"
-            )
         self.short: str | None = None
         """Why the slab could not grow to its capacity when it last tried; it works with what it has."""
         self.checksum_failures = 0
+        self.errors: Counter[str] = Counter()
+        """Failed system calls by the name of their error, such as "ENOSPC"."""
+        self.kept: list[Kept] = []
+        """The store's blocks as they were found at the start, in slots that are taken: free those not wanted."""
         self._segment_slots = max(MIN_SLOTS, segment_bytes // self.slot_bytes)
         self._retry_s = retry_s
-        self._failure = ""
-        self._failed_until_s = 0.0
         self._grow_at_s = 0.0
+        self._pid = os.getpid()
+        self._closed = False
         self._lock = threading.Lock()
         self._grow_lock = threading.Lock()
+        self._errors_lock = threading.Lock()
+        self._breaker = Breaker(retry_s)
         self._free = FreeMap(0)
-        self._starts: list[int] = []
-        self._segments: list[_Segment] = []
         self._sums: dict[int, int] = {}
-        self._lair = Lair(directory)
-        if not self._grow():
+        self._unproven: set[int] = set()
+        """Slots written by an earlier process: always verified."""
+        self._journal: Journal | None = None
+        self.capacity = self._slots_within(capacity_bytes)
+        self._lair, self._not_lasting = find_lair(directory, store)
+        self._segments = Segments(self._lair.path, self._lair.dir_fd, self.slot_bytes)
+        try:
+            if self._lair.lasting:
+                journal_bytes = journals.budget_bytes(capacity_bytes, self.slot_bytes)
+                self.capacity = self._slots_within(capacity_bytes - journal_bytes)
+                self._resume(journal_bytes)
+            self._grow_to_start()
+        except BaseException:
+            self._segments.close(remove=not self._lair.lasting)
+            if self._journal is not None:
+                self._journal.close()
             self._lair.close()
-            raise DiskUnavailable(f"the disk tier at {directory} cannot start: {self.short}")
+            raise
+
+    # -- what there is
 
     @property
     def path(self) -> Path:
-        """The directory of this process's segments."""
+        """The folder of the files."""
         return self._lair.path
 
     @property
+    def lasting(self) -> bool:
+        """True if what is written now is there for the next process."""
+        return not self.not_lasting
+
+    @property
+    def not_lasting(self) -> str:
+        """Why nothing outlives this process; "" if it does."""
+        return self._not_lasting or (self._journal.off or "" if self._journal is not None else "")
+
+    @property
     def off(self) -> str | None:
-        """Why no block is written at the moment; None if all is well. After a failed write it lapses by itself."""
-        return self._failure if time.monotonic() < self._failed_until_s else None
+        """Why no block is written at the moment; None if all is well. After failed writes it lapses by itself."""
+        return self._breaker.off
 
     @property
     def slots(self) -> int:
@@ -145,123 +135,146 @@ class Slab:
     @property
     def size_bytes(self) -> int:
         """Disk space taken by the files."""
-        return self.slots * self.slot_bytes
+        return self.slots * self.slot_bytes + (self._journal.size_bytes if self._journal is not None else 0)
 
     @property
     def used(self) -> int:
         """Slots taken."""
         return self._free.size - len(self._free)
 
+    @property
+    def notes(self) -> dict[str, bytes]:
+        """The store's notes by name; empty without a store."""
+        return dict(self._journal.notes) if self._journal is not None else {}
+
+    def stats(self) -> dict[str, Any]:
+        """Counts as plain JSON values."""
+        return {
+            "off": self.off,
+            "short": self.short,
+            "lasting": self.lasting,
+            "not_lasting": self.not_lasting,
+            "kept_blocks": len(self.kept),
+            "notes": len(self._journal.notes) if self._journal is not None else 0,
+            "journal_bytes": self._journal.size_bytes if self._journal is not None else 0,
+            "size_bytes": self.size_bytes,
+            "checksum_failures": self.checksum_failures,
+            "errors": dict(self.errors),
+        }
+
+    # -- slots
+
     def reserve(self, n: int) -> list[int]:
-        """Up to `n` slots, neighbours where possible; fewer if the slab is full. May take long (it makes files): for
-        a writer's thread only.
+        """Up to `n` slots, neighbours where possible; fewer if the slab is full, none while it is off. May take long
+        (it makes files): for a writer's thread only.
         """
+        self._refuse_strangers()
         if self.off is not None:
             return []
         if len(self._free) < n and self.slots < self.capacity and time.monotonic() >= self._grow_at_s:
             self._grow()
         with self._lock:
-            return self._free.take(min(n, len(self._free)))
+            n = min(n, len(self._free))
+            return self._free.take(n) if n and self._breaker.probe() else []
 
     def free(self, slots: Iterable[int]) -> None:
         """Give `slots` back."""
+        self._refuse_strangers()
         with self._lock:
             for slot in slots:
-                self._sums.pop(slot, None)
+                known = self._sums.pop(slot, None) is not None
+                self._unproven.discard(slot)
+                if known and self._journal is not None:
+                    self._journal.free((self._segments.place(slot),))
                 self._free.give((slot,))
 
     def write(self, images: Sequence[SlotImage]) -> None:
         """Write `images` to their reserved slots. On OSError none of them counts as written and the slab is off for
         a while; the caller frees the slots.
         """
-        for image in images:
-            self._sums[image.slot] = _checksum(image, self.block_bytes)
+        self._refuse_strangers()
+        sums = [_checksum(image, self.block_bytes) for image in images]
+        if self._journal is not None:
+            self._journal.settle()
         try:
-            for segment, offset, run in self._runs(images):
+            for segment, offset, run in self._segments.runs(images):
                 segment.transfer("write", [image.view for image in run], offset)
         except OSError as error:
-            for image in images:
-                self._sums.pop(image.slot, None)
-            self._failure = f"a write failed: {error}"
-            self._failed_until_s = time.monotonic() + self._retry_s
-            warn_once("kv_disk_off", reason=self._failure, path=str(self.path), retry_s=self._retry_s)
+            self._count(error)
+            self._breaker.failed(str(error), full=error.errno in _FULL)
+            warn_once("kv_disk_off", reason=str(error), path=str(self.path), retry_s=self._retry_s)
             raise
+        self._breaker.worked()
+        self._sums.update((image.slot, checksum) for image, checksum in zip(images, sums, strict=True))
+        if self._journal is not None:
+            place = self._segments.place
+            self._journal.put(
+                (place(image.slot), image.key, checksum) for image, checksum in zip(images, sums, strict=True)
+            )
 
     def read(self, images: Sequence[SlotImage], *, verify: bool = True) -> list[bool]:
-        """Read `images` into their views. False for each whose bytes cannot be trusted; the caller frees its slot."""
+        """Read `images` into their views. False for each whose bytes cannot be trusted; the caller frees its slot.
+        Blocks of an earlier process are verified in any case.
+        """
+        self._refuse_strangers()
         good = dict.fromkeys((image.slot for image in images), True)
-        for segment, offset, run in self._runs(images):
+        for segment, offset, run in self._segments.runs(images):
             try:
                 segment.transfer("read", [image.view for image in run], offset)
             except OSError as error:
+                self._count(error)
                 warn_once("kv_disk_read_failed", error=str(error))
                 count("kv_disk_read_errors")
                 good.update(dict.fromkeys((image.slot for image in run), False))
                 continue
             for image in run:
-                if verify and self._sums.get(image.slot) != _checksum(image, self.block_bytes):
+                if not verify and image.slot not in self._unproven:
+                    continue
+                if self._sums.get(image.slot) != _checksum(image, self.block_bytes):
                     good[image.slot] = False
                     self.checksum_failures += 1
                     warn_once("kv_checksum_failed", slot=image.slot, path=str(segment.path))
         return [good[image.slot] for image in images]
 
-    def _runs(self, images: Sequence[SlotImage]) -> list[tuple[_Segment, int, list[SlotImage]]]:
-        """Neighbouring slots of one segment together: one system call each."""
-        runs: list[tuple[_Segment, int, list[SlotImage]]] = []
-        last = None
-        for image in sorted(images, key=lambda image: image.slot):
-            at = bisect.bisect_right(self._starts, image.slot) - 1
-            if runs and last is not None and last == (at, image.slot - 1) and len(runs[-1][2]) < _IOV_MAX:
-                runs[-1][2].append(image)
-            else:
-                runs.append((self._segments[at], (image.slot - self._starts[at]) * self.slot_bytes, [image]))
-            last = (at, image.slot)
-        return runs
+    # -- notes
 
-    def _grow(self) -> bool:
-        """Add a segment, a smaller one where space is short. False, and not tried again for a while, if none fits."""
-        with self._grow_lock:
-            most = min(self._segment_slots, self.capacity - self.slots)
-            least = min(most, max(MIN_SLOTS, _SMALLEST_SEGMENT_BYTES // self.slot_bytes))
-            if most <= 0:
-                return True
-            path = self.path / f"segment-{len(self._segments):05d}"
-            wanted, error = most, ""
-            while wanted >= least:
-                size_bytes = wanted * self.slot_bytes
-                try:
-                    if size_bytes > _spare_bytes(self.path):
-                        error = f"no {format_bytes(size_bytes)} to spare on the file system"
-                    else:
-                        segment = _Segment(path, size_bytes)
-                        break
-                except OSError as failure:
-                    error = str(failure)
-                wanted = wanted // 2 if wanted // 2 >= least or wanted == least else least
-            else:
-                self.short = error
-                self._grow_at_s = time.monotonic() + self._retry_s
-                warn_once("kv_disk_short", reason=error, path=str(self.path), have=format_bytes(self.size_bytes))
-                return False
-            with self._lock:
-                self._starts.append(self._free.size)
-                self._segments.append(segment)
-                self._free.grow(wanted)
-            self.short = None
-            return True
+    def note(self, name: str, payload: bytes) -> bool:
+        """Keep `payload` under `name` for the next process, in place of what was there. False if nothing lasts or
+        the notes are full. Writes a file: not for a thread that holds a lock of others.
+        """
+        self._refuse_strangers()
+        return self._journal is not None and self._journal.note(name, payload)
+
+    def forget_note(self, name: str) -> None:
+        """Forget the note `name`; nothing happens if there is none."""
+        self._refuse_strangers()
+        if self._journal is not None:
+            self._journal.forget(name)
+
+    # -- whole
 
     def check(self) -> None:
-        """Recount."""
+        """Recount, and compare the journal's file with what is known."""
         with self._lock:
             self._free.check()
-            assert self._free.size <= self.capacity
+            assert self._free.size == self._segments.slots <= self.capacity
+            assert not any(self._free.is_free(slot) for slot in self._sums), "a free slot has a checksum"
+            assert self._unproven <= self._sums.keys()
+            if self._journal is None:
+                return
+            self._journal.check()
+            recorded = {self._segments.slot(place): one.checksum for place, one in self._journal.entries.items()}
+            assert recorded == self._sums, "the journal knows other blocks"
 
     def close(self) -> None:
-        """Remove the files. Idempotent."""
+        """Remove the files; those of a store stay. Idempotent. In a forked child nothing happens."""
+        if self._pid != os.getpid():
+            return
         with self._grow_lock:
-            segments, self._segments = self._segments, []
-            for segment in segments:
-                segment.close()
+            self._closed = True
+            if self._journal is not None:
+                self._journal.close()
+            self._segments.close(remove=not self._lair.lasting)
             self._lair.close()
 
     def __enter__(self) -> Self:
@@ -270,33 +283,80 @@ class Slab:
     def __exit__(self, *_: object) -> None:
         self.close()
 
+    # -- inside
+
+    def _slots_within(self, size_bytes: int) -> int:
+        slots = max(0, size_bytes) // self.slot_bytes
+        if slots < MIN_SLOTS:
+            raise ConfigError(
+                f"disk memory of {format_bytes(max(0, size_bytes))} holds {slots} blocks of "
+                f"{format_bytes(self.slot_bytes)}; at least {MIN_SLOTS} are needed"
+            )
+        return slots
+
+    def _resume(self, journal_bytes: int) -> None:
+        """Take over what an earlier process left in the store."""
+        journal = self._journal = Journal(
+            self._lair.dir_fd,
+            block_bytes=self.block_bytes,
+            store=self._lair.path.name,
+            budget_bytes=journal_bytes,
+            retry_s=self._retry_s,
+            on_error=self._count,
+        )
+        try:
+            if journal.stranger is not None:
+                warn_once("kv_store_discarded", reason=journal.stranger, path=str(self.path))
+                self._segments.clear()
+            lost = self._segments.adopt(self.capacity, live_by_file(list(journal.entries)))
+        except OSError as error:
+            self._count(error)
+            raise DiskUnavailable(f"the store at {self.path} cannot be opened: {error}") from error
+        if lost:
+            warn_once("kv_store_shrunk", slots=lost, capacity=self.capacity, path=str(self.path))
+        self._free.grow(self._segments.slots)
+        blocks = surviving(journal, self._segments)
+        self._sums = {slot: entry.checksum for slot, entry in blocks.items()}
+        self._unproven = set(blocks)
+        every = self._free.take(self.slots)
+        self._free.give(slot for slot in every if slot not in blocks)
+        self.kept = [Kept(entry.key, slot) for slot, entry in blocks.items()]
+
+    def _grow_to_start(self) -> None:
+        if self.slots < MIN_SLOTS and not self._grow():
+            raise DiskUnavailable(f"the disk tier at {self.path.parent} cannot start: {self.short}")
+
+    def _grow(self) -> bool:
+        """Add a segment, a smaller one where space is short. False, and not tried again for a while, if none fits."""
+        with self._grow_lock:
+            most = min(self._segment_slots, self.capacity - self.slots)
+            least = min(most, max(MIN_SLOTS, _SMALLEST_SEGMENT_BYTES // self.slot_bytes))
+            if most <= 0 or self._closed:
+                return True
+            added, self.short = self._segments.grow(most, least, on_error=self._count)
+            if not added:
+                self._grow_at_s = time.monotonic() + self._retry_s
+                warn_once("kv_disk_short", reason=self.short, path=str(self.path), have=format_bytes(self.size_bytes))
+                return False
+            with self._lock:
+                self._free.grow(added)
+            return True
+
+    def _count(self, error: OSError) -> None:
+        name = errno.errorcode.get(error.errno or errno.EIO, str(error.errno))
+        with self._errors_lock:
+            self.errors[name] += 1
+        warn_once(f"kv_disk_error_{name.lower()}", error=str(error), path=str(self.path))
+
+    def _refuse_strangers(self) -> None:
+        if self._pid != os.getpid():
+            raise Closed(
+                f"this disk tier belongs to process {self._pid}; a forked child (here {os.getpid()}) must make its own"
+            )
+        if self._closed:
+            raise Closed("the disk tier is closed")
+
 
 def _checksum(image: SlotImage, block_bytes: int) -> int:
     """Seeded with the key, so that a whole and healthy block of another key fails too."""
     return xxhash.xxh3_64_intdigest(image.view[:block_bytes], int.from_bytes(image.key[:8], "little"))
-
-
-def _spare_bytes(path: Path) -> int:
-    state = os.statvfs(path)
-    return int((state.f_bavail - _KEEP_FREE * state.f_blocks) * state.f_frsize)
-
-
-_NOT_DIRECT = (22, 95)  # EINVAL, EOPNOTSUPP: what a file system says that takes no O_DIRECT
-
-
-def _open_direct(path: Path) -> int | None:
-    """A descriptor that bypasses the page cache, tried with one page; None where that does not work."""
-    try:
-        fd = os.open(path, os.O_RDWR | os.O_DIRECT | os.O_CLOEXEC)
-    except OSError:
-        return None
-    with mmap.mmap(-1, SLOT_ALIGN_BYTES) as page:
-        try:
-            os.pwritev(fd, [page], 0)
-            os.preadv(fd, [page], 0)
-        except OSError as error:
-            os.close(fd)
-            if error.errno not in _NOT_DIRECT:
-                raise
-            return None
-    return fd

@@ -17,6 +17,7 @@ import pytest
 
 from agentkv import log
 from agentkv.errors import ConfigError, DiskUnavailable
+from agentkv.kv import segments
 from agentkv.kv import slab as slab_module
 from agentkv.kv.lair import sweep
 from agentkv.kv.slab import Slab, SlotImage
@@ -143,7 +144,7 @@ def test_a_slot_that_was_never_written_is_a_miss(tmp_path, arena):
 
 def test_without_o_direct_the_page_cache_does(tmp_path, arena, monkeypatch):
     """File systems that refuse O_DIRECT are served through the cache."""
-    monkeypatch.setattr(slab_module, "_open_direct", lambda _path: None)
+    monkeypatch.setattr(segments, "open_direct", lambda *_, **__: None)
     with Slab(tmp_path, 4 * SLOT, BLOCK) as slab:
         images = store(slab, arena, 3)
         assert [True] * 3 == load(slab, arena, images)
@@ -239,7 +240,7 @@ def test_a_disk_smaller_than_the_capacity_gives_smaller_segments(tmp_path, monke
 
 def test_space_that_others_need_is_left_to_them(tmp_path, monkeypatch):
     """A file system that is nearly full is full for us."""
-    monkeypatch.setattr(slab_module, "_spare_bytes", lambda _path: SLOT)
+    monkeypatch.setattr(segments, "_spare_bytes", lambda _fd: SLOT)
     with pytest.raises(ConfigError, match="to spare"):
         Slab(tmp_path, 4 * SLOT, BLOCK)
 
