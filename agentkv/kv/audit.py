@@ -34,14 +34,27 @@ def figures(
             "private": len(device.private),
             "keyed": len(on_device),
             "clean": sum(not block.unwritten for block in on_device),
+            "dirty": sum(block.unwritten for block in on_device),
             "pinned": sum(block.pins > 0 for block in on_device) + len(device.private),
         },
         "host": _slots(host.slots, len(host.free), size) | {"pinned_bytes": host.pinned_bytes} if host else None,
-        "disk": _slots(slab.capacity, slab.capacity - slab.used, size) | {"off": slab.off, "short": slab.short}
+        "disk": _slots(slab.capacity, slab.capacity - slab.used, size)
+        | {"off": transfers.stalled or slab.off, "short": slab.short}
         if slab
         else None,
         "moving_blocks": len(transfers.under_way),
         "loads": counts["loaded"],
+        "duplicate_loads": counts["duplicate_loads"],
+        "restores": counts["restores"],
+        "descriptors": {name: counts[f"{name}_descriptors"] for name in ("h2d", "d2h")},
+        "descriptors_per_restore": counts["restore_descriptors"] / max(1, counts["restores"]),
+        "prefetched": {
+            "blocks": counts["prefetched"],
+            "used": counts["prefetch_used"],
+            "wasted": counts["prefetch_wasted"],
+            "wasted_bytes": counts["prefetch_wasted"] * size,
+        },
+        "stalled_jobs": counts["stalled_jobs"],
         "evictions": {tier.name.lower(): counts[f"evicted_{tier.name.lower()}"] for tier in Tier},
         "drops": counts["dropped"],
         "forgotten": counts["forgotten"],
@@ -53,9 +66,7 @@ def figures(
     }
 
 
-def facts(
-    holding: Holding, transfers: Transfers, *, prefill_tokens_s: float, has_disk: bool, pressed: bool
-) -> Residency:
+def facts(holding: Holding, transfers: Transfers, *, prefill_tokens_s: float, pressed: bool) -> Residency:
     """Where a session's blocks are; prices from measured rates. A restore from disk is read and copied to the device
     at the same time, but for its last part.
     """
@@ -76,8 +87,9 @@ def facts(
         restore_disk_s=size_bytes / transfers.lanes["read"].rate.bytes_s + to_device_s / 8,
         recompute_s=holding.tokens / prefill_tokens_s,
         has_host=transfers.has_host,
-        has_disk=has_disk,
+        has_disk=transfers.has_disk,
         pressed=pressed,
+        background=holding.background,
     )
 
 
@@ -108,12 +120,14 @@ def check(book: Book, device: DevicePool, host: HostArena | None, slab: Slab | N
         host.free.check()
         slots = [slot for block in book.blocks.values() for slot in _slots_in(block.where, block.coming, Tier.HOST)]
         assert len(slots) == len(set(slots)), "a host slot has two owners"
-        assert len(slots) == host.slots - len(host.free), "host slots leak"
+        stuck = transfers.stuck[Tier.HOST]
+        assert not stuck.intersection(slots), "a slot that a stalled read may write to has an owner"
+        assert len(slots) + len(stuck) == host.slots - len(host.free), "host slots leak"
     if slab is not None:
         slab.check()
         slots = [slot for block in book.blocks.values() for slot in _slots_in(block.where, block.coming, Tier.DISK)]
         assert len(slots) == len(set(slots)), "a disk slot has two owners"
-        if not transfers.under_way:
+        if not transfers.under_way and not transfers.stuck[Tier.DISK]:
             assert len(slots) == slab.used, "disk slots leak"
 
 

@@ -26,14 +26,17 @@ class Block:
     becomes `where` when the copy ends well, and nobody reads it before). `users[tier]` counts transfers that read
     the copy, `pins` running sequences that read the device copy; either keeps the copy where it is (R8).
     `up` and `down` are the targets of the trips under way; `refused` is the tier that could not take it last time.
-    `doomed`: to be forgotten as soon as nobody uses it.
+    `doomed`: to be forgotten as soon as nobody uses it. `fetched`: on the device ahead of its use. `kept_until_s`: an
+    ended task's template, kept so long for the next one.
     """
 
     __slots__ = (
         "coming",
         "doomed",
         "down",
+        "fetched",
         "holders",
+        "kept_until_s",
         "key",
         "parent",
         "pins",
@@ -57,6 +60,8 @@ class Block:
         self.down: Tier | None = None
         self.urgent = False
         self.doomed = False
+        self.fetched = False
+        self.kept_until_s: float | None = None
         self.refused: Tier | None = None
         self.waiters: list[Waiter] = []
 
@@ -73,6 +78,11 @@ class Block:
     def resident(self) -> bool:
         """True if a readable copy is anywhere."""
         return self.where != [NOWHERE, NOWHERE, NOWHERE]
+
+    @property
+    def in_memory(self) -> bool:
+        """True if a readable copy is on the device or the host."""
+        return self.has(Tier.DEVICE) or self.has(Tier.HOST)
 
     @property
     def unwritten(self) -> bool:
@@ -93,12 +103,29 @@ class Block:
 class Holding:
     """What one session's context consists of, in order, and how many copies of it each tier has."""
 
-    __slots__ = ("chain", "copies", "demoted_to", "expected_s", "missing", "session", "task", "tokens", "unwritten", "used_s")  # fmt: skip
+    __slots__ = (
+        "background",
+        "chain",
+        "copies",
+        "demoted_to",
+        "expected_s",
+        "missing",
+        "session",
+        "task",
+        "template_blocks",
+        "tokens",
+        "unwritten",
+        "used_s",
+    )
 
     def __init__(self, session: str, task: str, now_s: float) -> None:
         self.session = session
         self.task = task
         self.tokens = 0
+        self.template_blocks = 0
+        """So many of its first blocks are a template that other tasks begin with too."""
+        self.background = False
+        """A side branch that nobody waits for."""
         self.chain: list[Block] = []
         self.copies = [0, 0, 0]
         self.unwritten = 0
@@ -154,12 +181,14 @@ class Book:
 
     # -- blocks and holders
 
-    def leading(self, keys: Sequence[BlockKey]) -> list[Block]:
-        """The blocks of the leading keys that have a copy anywhere: what is behind a hole is no hit."""
+    def leading(self, keys: Sequence[BlockKey], *, disk: bool = True) -> list[Block]:
+        """The blocks of the leading keys that have a copy anywhere (without `disk`: in memory): what is behind a hole
+        is no hit.
+        """
         found: list[Block] = []
         for key in keys:
             block = self.blocks.get(key)
-            if block is None or not block.resident:
+            if block is None or not (block.resident if disk else block.in_memory):
                 break
             found.append(block)
         return found
@@ -200,6 +229,7 @@ class Book:
             block = self.ensure(keys[i], keys[i - 1] if i else None)
             block.holders[session] = holding
             block.doomed = False
+            block.kept_until_s = None
             self.orphans.pop(block.key, None)
             holding._count(block, +1)
             chain.append(block)

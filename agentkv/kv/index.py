@@ -48,3 +48,15 @@ def chain_keys(root: BlockKey, token_ids: Sequence[int], start_key: BlockKey | N
         key = digest(key + data[at : at + step])
         keys.append(key)
     return keys
+
+
+def tail_key(before: BlockKey, token_ids: Sequence[int]) -> BlockKey:
+    """The key of a partial block: fewer than 16 tokens at the end of a context, after the block (or root) `before`.
+
+    Never equal to a full block's key: that one covers more bytes.
+    """
+    import xxhash
+
+    if not 0 < len(token_ids) < BLOCK_TOKENS:
+        raise ValueError(f"a partial block has 1 to {BLOCK_TOKENS - 1} tokens, not {len(token_ids)}")
+    return xxhash.xxh3_128_digest(before + array("I", token_ids).tobytes())

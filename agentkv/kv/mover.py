@@ -5,6 +5,7 @@ Covers Job, Lane, Rate. What is copied and what follows from it is `transfers.py
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections import deque
@@ -24,13 +25,24 @@ urgent job never waits long."""
 
 @dataclass(eq=False, slots=True, kw_only=True)
 class Job:
-    """Blocks to be copied in one go; `blocks` may shrink before it starts, when somebody forgets some of them."""
+    """Blocks to be copied in one go; `blocks` may shrink before it starts, when somebody forgets some of them.
+
+    A job with a `plan` copies nothing itself: it is called, and again after the jobs that are queued then, until it
+    returns False. So a move of thousands of blocks costs its caller nothing, and an urgent copy overtakes it.
+    """
 
     lane: LaneName
-    blocks: list[Block]
+    blocks: list[Block] = field(default_factory=list)
+    plan: Callable[[], bool] | None = None
     size_bytes: int = 0
     failed: set[int] = field(default_factory=set)
     """ids of blocks whose copy went wrong."""
+    urgent: bool = False
+    due_s: float = math.inf
+    """When a disk copy counts as stalled (monotonic)."""
+    abandoned: bool = False
+    """Stalled: nobody waits for it any more; `stuck` are the slots that it may still write to."""
+    stuck: list[int] = field(default_factory=list)
 
 
 class Work(Protocol):
@@ -103,6 +115,8 @@ class Lane:
 
     def put(self, jobs: Sequence[Job], *, urgent: bool) -> None:
         """Queue `jobs`."""
+        for job in jobs:
+            job.urgent = urgent
         with self._ready:
             (self._urgent if urgent else self._background).extend(jobs)
             self._ready.notify(len(jobs))
@@ -113,7 +127,18 @@ class Lane:
             moved = [job for job in self._background if wanted(job)]
             for job in moved:
                 self._background.remove(job)
+                job.urgent = True
             self._urgent.extend(moved)
+
+    def withdraw(self) -> list[Job]:
+        """Take back every queued job that copies."""
+        with self._ready:
+            jobs = [job for queue in (self._urgent, self._background) for job in queue if job.plan is None]
+            for queue in (self._urgent, self._background):
+                left = [job for job in queue if job.plan is not None]
+                queue.clear()
+                queue.extend(left)
+        return jobs
 
     def turn(self) -> bool:
         """One step without a thread: start a job, or see one end. False if there was nothing to do."""
@@ -159,6 +184,9 @@ class Lane:
             self._end(job)
 
     def _begin(self, job: Job) -> Event | None:
+        if job.plan is not None:
+            self._think(job, job.plan)
+            return None
         self.rate.start(time.monotonic())
         try:
             event = self._work.begin(job)
@@ -168,6 +196,15 @@ class Lane:
         if event is None:
             self.rate.finish(time.monotonic(), 0)
         return event
+
+    def _think(self, job: Job, plan: Callable[[], bool]) -> None:
+        try:
+            more = plan()
+        except Exception as error:
+            failed("kv_plan_failed", lane=self.name, error=repr(error))
+            return
+        if more:
+            self.put([job], urgent=job.urgent)
 
     def _failed(self, job: Job, error: Exception) -> None:
         failed("kv_copy_failed", lane=self.name, blocks=len(job.blocks), error=repr(error))
@@ -180,14 +217,16 @@ class Lane:
         except Exception as error:
             failed("kv_commit_failed", lane=self.name, error=repr(error))
 
-    def close(self) -> None:
-        """Drop what is queued, end what runs, stop the threads."""
+    def close(self, timeout_s: float | None = None) -> bool:
+        """Drop what is queued, end what runs, stop the threads. False if some still run after `timeout_s`."""
         with self._ready:
             self._closed = True
             self._urgent.clear()
             self._background.clear()
             self._ready.notify_all()
+        until_s = None if timeout_s is None else time.monotonic() + timeout_s
         for thread in self._threads:
             if thread is not threading.current_thread():
-                thread.join()
-        self._threads.clear()
+                thread.join(None if until_s is None else max(0.0, until_s - time.monotonic()))
+        self._threads = [thread for thread in self._threads if thread.is_alive()]
+        return not self._threads

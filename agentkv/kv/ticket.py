@@ -17,10 +17,12 @@ from agentkv.kv.streams import Event, HostEvent
 
 class Errand(Protocol):
     """Something made of several blocks' trips. Called under the lock: `started` when a copy begins (once or more),
-    `arrived` once per block.
+    `issued` when block number `index` will be where it should after `event`, `arrived` once per block.
     """
 
     def started(self, now_s: float) -> None: ...
+
+    def issued(self, index: int, event: Event) -> None: ...
 
     def arrived(self, index: int, ok: bool) -> Callable[[], None] | None:
         """Block number `index` got where it should, or failed. Returns what is to be called without the lock."""
@@ -37,11 +39,17 @@ class Waiter(NamedTuple):
 
 
 class Ticket:
-    """The end of a number of loads. Compute may touch the blocks once it is `done`, or after `compute_wait(event)`."""
+    """The end of a number of loads.
+
+    Once it is `ready`, every copy is on a stream: what compute launches after waiting for `events` may read the
+    blocks, and no thread needs to wait. Once it is `done`, they are there, or not: see `failed_from`.
+    """
 
     def __init__(self, pending: int) -> None:
         self._lock = threading.Lock()
         self._pending = pending
+        self._unissued = pending
+        self._issued: dict[int, Event] = {}
         self._event = HostEvent()
         self._callbacks: list[Callable[[], None]] = []
         self.failed_from: int | None = None
@@ -59,6 +67,17 @@ class Ticket:
         """True once every load has ended, well or not."""
         return self._event.query()
 
+    @property
+    def ready(self) -> bool:
+        """True once every load has ended or its last copy has been issued."""
+        return self._unissued == 0
+
+    @property
+    def events(self) -> list[Event]:
+        """What compute must wait for before it touches the blocks; for a ticket that is `ready`."""
+        with self._lock:
+            return list({id(event): event for event in self._issued.values()}.values())
+
     def wait(self, timeout_s: float | None = None) -> bool:
         """Block until done; False if `timeout_s` passed first."""
         return self._event._set.wait(timeout_s)
@@ -74,11 +93,20 @@ class Ticket:
     def started(self, now_s: float) -> None:
         """A copy begins (see Errand); whoever waits for the last one does not care."""
 
+    def issued(self, index: int, event: Event) -> None:
+        """A load's last copy is on its stream (see Errand)."""
+        with self._lock:
+            if index not in self._issued:
+                self._unissued -= 1
+            self._issued[index] = event
+
     def arrived(self, index: int, ok: bool) -> Callable[[], None] | None:
         """A load has ended (see Errand)."""
         with self._lock:
             if not ok and (self.failed_from is None or index < self.failed_from):
                 self.failed_from = index
+            if self._issued.pop(index, None) is None:
+                self._unissued -= 1
             self._pending -= 1
             return self._finish if self._pending == 0 else None
 
@@ -106,14 +134,12 @@ class Lease:
 
 
 class Consignment:
-    """The blocks that one Move sends on a trip; makes the receipt when the last has ended its own."""
+    """The blocks that one Move sends on a trip; makes the receipt when all are planned and the last has ended its own."""
 
     def __init__(
         self,
         move: Move,
         *,
-        blocks: int,
-        skipped: int,
         block_bytes: int,
         submitted_s: float,
         deliver: Callable[[Receipt], None],
@@ -121,20 +147,43 @@ class Consignment:
         known: Callable[[], bool],
     ) -> None:
         self._move = move
-        self._blocks = blocks
-        self._pending = blocks
-        self._skipped = skipped
         self._block_bytes = block_bytes
         self._submitted_s = submitted_s
         self._deliver = deliver
         self._now_s = now_s
         self._known = known
+        self._blocks = 0
+        self._skipped = 0
+        self._pending = 1  # the plan itself
         self._moved = 0
+        self._called_off = False
         self._first_byte_s = 0.0
+
+    def add(self, blocks: int) -> None:
+        """So many more blocks are on their way."""
+        self._blocks += blocks
+        self._pending += blocks
+
+    def skip(self, blocks: int) -> None:
+        """So many blocks have no room where they should go."""
+        self._skipped += blocks
+
+    def call_off(self) -> Callable[[], None] | None:
+        """The plan will not be carried out any further. Returns what is to be called without the lock."""
+        self._called_off = True
+        return self.sealed()
+
+    def sealed(self) -> Callable[[], None] | None:
+        """No more blocks will come. Returns what is to be called without the lock."""
+        self._pending -= 1
+        return self._finish if self._pending == 0 else None
 
     def started(self, now_s: float) -> None:
         """A copy begins (see Errand)."""
         self._first_byte_s = self._first_byte_s or now_s
+
+    def issued(self, index: int, event: Event) -> None:
+        """See Errand; a receipt is about ends."""
 
     def arrived(self, index: int, ok: bool) -> Callable[[], None] | None:  # noqa: ARG002
         """A trip has ended (see Errand)."""
@@ -143,13 +192,7 @@ class Consignment:
         return self._finish if self._pending == 0 else None
 
     def _finish(self) -> None:
-        outcome, detail = Outcome.DONE, ""
-        if self._moved < self._blocks or self._skipped:
-            lost = self._blocks - self._moved
-            detail = f"{lost} of {self._blocks} blocks could not be copied, {self._skipped} had no room"
-            outcome = Outcome.PARTIAL if self._moved else Outcome.FAILED
-            if not self._known():
-                outcome = Outcome.CANCELLED
+        outcome, detail = self._outcome()
         self._deliver(
             Receipt(
                 move=self._move,
@@ -162,3 +205,16 @@ class Consignment:
                 detail=detail,
             )
         )
+
+    def _outcome(self) -> tuple[Outcome, str]:
+        lost = self._blocks - self._moved
+        if self._called_off:
+            return Outcome.CANCELLED, f"called off after {self._moved} blocks"
+        if not self._known() and (lost or self._skipped or not self._blocks):
+            return Outcome.CANCELLED, f"the session was forgotten after {self._moved} blocks"
+        if not self._blocks and not self._skipped:
+            return Outcome.NOTHING, "every block is there already"
+        if not lost and not self._skipped:
+            return Outcome.DONE, ""
+        detail = f"{lost} of {self._blocks} blocks could not be copied, {self._skipped} had no room"
+        return (Outcome.PARTIAL if self._moved else Outcome.FAILED), detail

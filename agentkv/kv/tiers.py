@@ -1,7 +1,8 @@
 """The one front door of the data plane: an engine leases and commits blocks here, a planner moves sessions.
 
-Covers leases, private blocks, sessions, residency, counts. Bookkeeping is `book.py`, what a move does `moves.py`, who
-makes room `room.py`, copies `transfers.py` and `mover.py`, memory `device.py`, `host.py` and `slab.py`.
+Covers the lock, sessions, counts, lifetime. Bookkeeping is `book.py`, what a sequence has in hand `leases.py`, what a
+move does `moves.py`, who makes room `room.py`, copies `transfers.py` and `carrier.py`, what outlives the process
+`keep.py`, memory `device.py`, `host.py` and `slab.py`.
 
 One lock guards all of them; it is held for microseconds and never while a byte is copied. What others gave us to
 call (tickets, receipts, room) is called after it is released.
@@ -21,20 +22,25 @@ from agentkv.clock import Clock, SystemClock
 from agentkv.core.residency import Action, Move, Receipt, Residency, Tier
 from agentkv.errors import Closed, ConfigError
 from agentkv.kv.audit import check, facts, figures
-from agentkv.kv.book import NOWHERE, Book, Holding
+from agentkv.kv.book import Book
+from agentkv.kv.carrier import Carrier
 from agentkv.kv.device import DevicePool
-from agentkv.kv.geometry import Geometry
+from agentkv.kv.geometry import BLOCK_TOKENS, Geometry
 from agentkv.kv.host import HostArena
 from agentkv.kv.index import BlockKey
+from agentkv.kv.leases import Leases
+from agentkv.kv.mover import LaneName
 from agentkv.kv.moves import Moves
 from agentkv.kv.slab import Slab
 from agentkv.kv.streams import Event, Memory, Streams, streams_for
-from agentkv.kv.ticket import Lease, Ticket
+from agentkv.kv.ticket import Lease
 from agentkv.kv.transfers import Transfers
-from agentkv.log import failed
+from agentkv.log import failed, warn_once
 
 PREFILL_TOKENS_S = 300.0
 """Until the engine has measured its own."""
+_LAST_WAIT_S = 2.0
+"""How long `close` waits for a disk that does not answer."""
 
 
 class Tiers:
@@ -56,6 +62,8 @@ class Tiers:
         clock: Clock | None = None,
         verify: bool = True,
         threads: bool = True,
+        template_window_s: float = 120.0,
+        io_deadline_s: float = 10.0,
     ) -> None:
         if slab is not None and host_bytes == 0:
             raise ConfigError("a disk tier needs a host tier: blocks pass through host memory; host memory is 0")
@@ -75,27 +83,37 @@ class Tiers:
         self._room_changed = False
         self._pressed = False
         self._closed = False
-        self._hits: Counter[str] = Counter()
         self._moved: Counter[str] = Counter()
         self.streams: Streams = streams if streams is not None else streams_for(self._device)
         self.streams.bind(Memory(pool=self._device, arena=self._host))
+        now_s = self._clock.now_s
         self._transfers = Transfers(
-            book=self._book,
+            book=self._book, device=self._device, host=self._host, slab=slab, streams=self.streams, now_s=now_s
+        )
+        self._carrier = Carrier(
+            transfers=self._transfers,
             device=self._device,
             host=self._host,
             slab=slab,
             streams=self.streams,
-            now_s=self._clock.now_s,
+            now_s=now_s,
             locked=self._copying,
+            rates_bytes_s=_rates(on_gpu=self._device.pool.is_cuda),
             verify=verify,
             threads=threads,
+            io_deadline_s=io_deadline_s,
+        )
+        self._transfers.lanes = self._carrier.lanes
+        self._leases = Leases(
+            book=self._book, device=self._device, transfers=self._transfers, streams=self.streams, now_s=now_s
         )
         self._moves = Moves(
             book=self._book,
             device=self._device,
             transfers=self._transfers,
-            has_disk=slab is not None,
-            now_s=self._clock.now_s,
+            locked=self._copying,
+            now_s=now_s,
+            template_window_s=template_window_s,
         )
 
     @property
@@ -113,8 +131,10 @@ class Tiers:
         """The lock; on its release trips advance and watchers are called."""
         with self._lock:
             yield
+            self._carrier.expire()
+            self._moves.expire()
             self._transfers.advance()
-            if not self._transfers.under_way:
+            if self._transfers.idle:
                 self._quiet.notify_all()
             calls, self._transfers.calls = self._transfers.calls, []
             if self._room_changed:
@@ -138,7 +158,7 @@ class Tiers:
     def match(self, keys: Sequence[BlockKey]) -> int:
         """How many leading keys have a copy in some tier."""
         with self._lock:
-            return len(self._book.leading(keys))
+            return len(self._book.leading(keys, disk=self._transfers.stalled is None))
 
     def acquire(self, session: str, keys: Sequence[BlockKey]) -> Lease | None:
         """Pin the leading blocks that are in some tier for a running sequence, and load those that the device lacks.
@@ -148,38 +168,7 @@ class Tiers:
         """
         with self._locked():
             self._refuse_if_closed()
-            holding = self._touch(session)
-            if holding is not None:
-                holding.expected_s = holding.demoted_to = None
-            blocks = self._book.leading(keys)
-            for block in blocks:
-                block.pins += 1
-            new = [block for block in blocks if not block.has(Tier.DEVICE) and block.coming[Tier.DEVICE] == NOWHERE]
-            if not self._transfers.room.on_device(len(new)):
-                for block in blocks:
-                    block.pins -= 1
-                return None
-            for block, slot in zip(new, self._device.take(len(new)), strict=True):
-                block.coming[Tier.DEVICE] = slot
-                self._device.owner[slot] = block
-            loading = [i for i, block in enumerate(blocks) if not block.has(Tier.DEVICE)]
-            from_host = sum(block.has(Tier.HOST) for block in new)
-            lease = Lease(
-                blocks=[block.device_block for block in blocks],
-                ticket=Ticket(len(loading)),
-                loaded_blocks=len(loading),
-                from_host=from_host,
-                from_disk=len(new) - from_host,
-            )
-            for block in blocks:
-                block.doomed, block.refused = False, None
-            self.streams.taken(device=[block.coming[Tier.DEVICE] for block in new])
-            self._transfers.up(
-                [blocks[i] for i in loading], Tier.DEVICE, urgent=True, errand=lease.ticket, indices=loading
-            )
-            self._hits.update(device=len(blocks) - len(loading), host=lease.from_host, disk=lease.from_disk)
-            self._hits["joined"] += len(loading) - len(new)
-            return lease
+            return self._leases.acquire(session, keys)
 
     def allocate(self, n: int) -> list[int] | None:
         """`n` device blocks that only the caller knows, neighbours where possible.
@@ -189,78 +178,64 @@ class Tiers:
         """
         with self._locked():
             self._refuse_if_closed()
-            if not self._transfers.room.on_device(n):
-                return None
-            blocks = self._device.take(n)
-            self._device.private.update(blocks)
-            self.streams.taken(device=blocks, compute=True)
-            return blocks
+            return self._leases.allocate(n)
 
     def commit(self, session: str, block: int, key: BlockKey, parent: BlockKey | None, written: Event) -> int:
-        """A private block is full: from now on it is known by its key and never changes. `written` is after its last
-        write by compute.
+        """A private block has its content: from now on it is known by its key and never changes. `written` is after
+        its last write by compute. The last block of a context may be partial, under its `tail_key`.
 
         Returns the device block to use from now on, pinned: another one, if the same block was there already; then
         `block` is freed. If the same block is on its way to the device, `block` stays private.
         """
         with self._locked():
-            if block not in self._device.private:
-                raise ValueError(f"block {block} is not private, so it cannot be committed")
-            known = self._book.ensure(key, parent)
-            known.doomed = False
-            if known.coming[Tier.DEVICE] != NOWHERE:
-                return block
-            known.pins += 1
-            if known.has(Tier.DEVICE):
-                self._device.last_use[block] = written
-                self._transfers.give(Tier.DEVICE, block)
-                return known.where[Tier.DEVICE]
-            self._device.private.discard(block)
-            self._device.owner[block] = known
-            self._device.last_write[block] = written
-            self._book.place(known, Tier.DEVICE, block)
-            self._touch(session)
-            return block
+            return self._leases.commit(session, block, key, parent, written)
+
+    def reopen(self, session: str, block: int, spare: int) -> int:
+        """Make a leased partial block private again, so that its sequence can fill it. Its ticket must be done.
+
+        Returns the block to write to: `block` itself if nobody else uses it, else the private block `spare`, which
+        gets its content on the compute stream; the other one is released. Copies in slower tiers stay what they are.
+        """
+        with self._locked():
+            in_place = self._leases.reopen(block)
+        if not in_place:
+            self.streams.launch(lambda: self._copy_block(block, spare))
+        self.release(session, [spare if in_place else block], used=self.streams.record())
+        return block if in_place else spare
+
+    def _copy_block(self, source: int, to: int) -> None:
+        self.pool[to].copy_(self.pool[source])
 
     def release(self, session: str, blocks: Sequence[int], *, used: Event) -> None:
         """A sequence needs these device blocks no more: keyed ones are unpinned, private ones freed. `used` is after
         its last read by compute (R2).
         """
         with self._locked():
-            for slot in blocks:
-                self._device.last_use[slot] = used
-                owner = self._device.owner[slot]
-                if slot in self._device.private:
-                    self._transfers.give(Tier.DEVICE, slot)
-                elif slot in self._transfers.dead:
-                    self._unpin_dead(slot)
-                elif owner is not None and owner.pins > 0:
-                    owner.pins -= 1
-                    if owner.doomed and owner.pins == 0:
-                        self._transfers.forget(owner)
-                else:
-                    raise ValueError(f"device block {slot} is not in use by any sequence")
-            self._touch(session)
+            self._leases.release(session, blocks, used)
             self._room_changed = True
 
-    def _unpin_dead(self, slot: int) -> None:
-        self._transfers.dead[slot] -= 1
-        if self._transfers.dead[slot] == 0:
-            del self._transfers.dead[slot]
-            self._transfers.give(Tier.DEVICE, slot)
+    def hold(
+        self,
+        session: str,
+        task: str,
+        keys: Sequence[BlockKey],
+        tokens: int,
+        *,
+        template_tokens: int = 0,
+        background: bool = False,
+    ) -> None:
+        """What the session's context consists of now, in order. Blocks that no session holds any more are freed.
 
-    def hold(self, session: str, task: str, keys: Sequence[BlockKey], tokens: int) -> None:
-        """What the session's context consists of now, in order. Blocks that no session holds any more are freed."""
+        `template_tokens`: so many of its first tokens are a template that other tasks begin with. `background`: a
+        side branch that nobody waits for.
+        """
         with self._locked():
             for block in self._book.hold(session, task, keys, tokens, self._clock.now_s()):
                 self._transfers.forget(block)
+            holding = self._book.holdings[session]
+            holding.template_blocks = template_tokens // BLOCK_TOKENS
+            holding.background = background
             self._room_changed = True
-
-    def _touch(self, session: str) -> Holding | None:
-        holding = self._book.holdings.get(session)
-        if holding is not None:
-            holding.used_s = self._clock.now_s()
-        return holding
 
     # -- the planner's side
 
@@ -274,13 +249,12 @@ class Tiers:
                 holding,
                 self._transfers,
                 prefill_tokens_s=self.prefill_tokens_s,
-                has_disk=self._slab is not None and self._slab.off is None,
                 pressed=self._pressed,
             )
 
     def apply(self, move: Move, on_receipt: Callable[[Receipt], None] | None = None) -> bool:
-        """Carry out `move`, now. True if copies were submitted: then the receipt comes from a mover's thread, else
-        before this returns. Never raises.
+        """Carry out `move`, now. True if it was handed to a mover's thread, from which the receipt will come; else the
+        receipt has come when this returns. Costs the same for any context. Never raises.
         """
 
         def deliver(receipt: Receipt) -> None:
@@ -308,10 +282,10 @@ class Tiers:
             self._room_changed = True
 
     def drop_task(self, task: str) -> None:
-        """`drop` each of the task's sessions."""
+        """`drop` each of the task's sessions; their templates stay for a short window, if nobody needs the room."""
         with self._locked():
             for session in [one.session for one in self._book.holdings.values() if one.task == task]:
-                self._moves.forget(session)
+                self._moves.forget(session, keep_template=True)
             self._room_changed = True
 
     def vacate(self, session: str, tier: Tier) -> int:
@@ -348,7 +322,8 @@ class Tiers:
         with self._lock:
             return {
                 **figures(self._book, self._device, self._host, self._slab, self._transfers),
-                "hits": {name: self._hits[name] for name in ("device", "host", "disk", "joined")},
+                "hits": {name: self._leases.hits[name] for name in ("device", "host", "disk", "joined")},
+                "template_blocks": self._moves.template_blocks,
                 "moves": dict(self._moved),
                 "pressed": self._pressed,
             }
@@ -358,6 +333,11 @@ class Tiers:
         with self._lock:
             check(self._book, self._device, self._host, self._slab, self._transfers)
 
+    def tick(self) -> None:
+        """Give up disk copies that are over their deadline; for somebody who waits."""
+        with self._locked():
+            pass
+
     def pump(self) -> bool:
         """One step of each lane, with `threads=False`. False if nothing was to be done."""
         turned = [lane.turn() for lane in self._transfers.lanes.values()]
@@ -366,7 +346,7 @@ class Tiers:
     def quiesce(self, timeout_s: float) -> None:
         """Wait until no trip is under way. Raises TimeoutError."""
         with self._lock:
-            if not self._quiet.wait_for(lambda: not self._transfers.under_way, timeout_s):
+            if not self._quiet.wait_for(lambda: self._transfers.idle, timeout_s):
                 raise TimeoutError(f"{len(self._transfers.under_way)} blocks still move after {timeout_s} s")
 
     def close(self) -> None:
@@ -378,11 +358,13 @@ class Tiers:
             if self._closed:
                 return
             self._closed = True
-        for lane in self._transfers.lanes.values():
-            lane.close()
+        ended = [lane.close(_LAST_WAIT_S if self._carrier.stuck else None) for lane in self._carrier.lanes.values()]
         with self._locked():
             self._transfers.abandon()
         self.streams.close()
+        if not all(ended):  # a thread hangs in the kernel and may still touch memory and files: leave it both
+            warn_once("kv_left_to_a_hung_disk", reason=self._transfers.stalled)
+            return
         if self._slab is not None:
             self._slab.close()
         if self._host is not None:
@@ -397,3 +379,9 @@ class Tiers:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def _rates(*, on_gpu: bool) -> dict[LaneName, float]:
+    """Bytes per second to reckon with until they are measured."""
+    link = 20e9 if on_gpu else 4e9
+    return {"h2d": link, "d2h": link, "read": 1.5e9, "write": 0.8e9}

@@ -1,10 +1,8 @@
 """Trips of blocks between the tiers: up to host or device, down to host or disk, each in two phases.
 
 Covers planning a trip, host slots for it, jobs for the lanes, commits and failures. Does not decide who goes where
-(`tiers.py` from leases, `moves.py` from moves), nor which copies make room (`room.py`).
-
-Locking: methods without `_begin`/`_end` are called with the lock of `Tiers` held; `begin` and `end` are called by
-the lanes without it, and take it through `locked`.
+(`leases.py`, `moves.py`), nor which copies make room (`room.py`), nor copies a byte (`carrier.py`). Every method is
+called with the lock of `Tiers` held.
 
 R8: from its plan to its end a trip counts as a user of the copy that it reads. R4, R3: a slot is given back only at
 a commit, after the copy into or out of it ended. R9: a block has one trip up, whoever asks.
@@ -13,25 +11,24 @@ a commit, after the copy into or out of it ended. R9: a block has one trip up, w
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Mapping, Sequence
 
 from agentkv.core.residency import Tier
 from agentkv.kv.book import NOWHERE, Block, Book, Holding
 from agentkv.kv.device import DevicePool
 from agentkv.kv.host import HostArena
-from agentkv.kv.mover import Job, Lane, LaneName, Rate
+from agentkv.kv.mover import Job, Lane, LaneName
 from agentkv.kv.room import Room, Wanted
-from agentkv.kv.slab import Slab, SlotImage
-from agentkv.kv.streams import DONE, Direction, Event, Streams, runs_of
-from agentkv.kv.ticket import Errand, Waiter
+from agentkv.kv.slab import Slab
+from agentkv.kv.streams import DONE, Event, Streams
+from agentkv.kv.ticket import Consignment, Errand, Waiter
 from agentkv.units import MIB
 
 _JOB_BYTES = 64 * MIB
 _DISK_JOB_BYTES = 4 * MIB
 """Small enough that 8 readers share a context and the copies to the device start while others still read."""
 
-_ENDS: dict[LaneName, tuple[Tier, Tier]] = {
+ENDS: Mapping[LaneName, tuple[Tier, Tier]] = {
     "h2d": (Tier.HOST, Tier.DEVICE),
     "d2h": (Tier.DEVICE, Tier.HOST),
     "read": (Tier.DISK, Tier.HOST),
@@ -40,7 +37,9 @@ _ENDS: dict[LaneName, tuple[Tier, Tier]] = {
 
 
 class Transfers:
-    """The trips under way. `dead` has the device blocks whose load failed while sequences had them pinned."""
+    """The trips under way. `dead` has the device blocks whose load failed while sequences had them pinned, `stuck`
+    the slots of a tier that a stalled disk copy may still touch.
+    """
 
     def __init__(
         self,
@@ -51,9 +50,6 @@ class Transfers:
         slab: Slab | None,
         streams: Streams,
         now_s: Callable[[], float],
-        locked: Callable[[], AbstractContextManager[None]],
-        verify: bool,
-        threads: bool,
     ) -> None:
         self.book = book
         self.device = device
@@ -62,21 +58,34 @@ class Transfers:
         self.room = Room(book=book, device=device, slab=slab, transfers=self, now_s=now_s)
         self.counts: Counter[str] = Counter()
         self.dead: dict[int, int] = {}
+        self.stuck: dict[Tier, set[int]] = {tier: set() for tier in Tier}
         self.under_way: set[Block] = set()
+        self.plans: set[Consignment] = set()
+        """Moves whose plan has not ended."""
+        self.stalled: str | None = None
+        """Why the disk is left alone at the moment."""
         self.calls: list[Callable[[], None]] = []
         """To be called once the lock is released."""
-        self._now_s = now_s
+        self.lanes: Mapping[LaneName, Lane] = {}
+        """Set by whoever makes them."""
         self._streams = streams
-        self._locked = locked
-        self._verify = verify
         self._wanted: deque[Wanted] = deque()
         self._ready: dict[tuple[LaneName, bool], list[Block]] = {}
-        on_gpu = device.pool.is_cuda
-        rates = {"h2d": 20e9 if on_gpu else 4e9, "d2h": 20e9 if on_gpu else 4e9, "read": 1.5e9, "write": 0.8e9}
-        widths = {"h2d": 1 if host else 0, "d2h": 1 if host else 0, "read": 8 if slab else 0, "write": 4 if slab else 0}
-        self.lanes: dict[LaneName, Lane] = {
-            name: Lane(name, self, Rate(rates[name]), threads=widths[name] if threads else 0) for name in _ENDS
-        }
+
+    @property
+    def idle(self) -> bool:
+        """True if nothing moves and nothing is planned."""
+        return not self.under_way and not self.plans
+
+    @property
+    def has_host(self) -> bool:
+        """True if there is a host tier."""
+        return self.host is not None
+
+    @property
+    def has_disk(self) -> bool:
+        """True if there is a disk tier that answers and takes writes."""
+        return self.slab is not None and self.slab.off is None and self.stalled is None
 
     # -- plans
 
@@ -135,11 +144,6 @@ class Transfers:
         if from_device:
             self._want(Wanted(from_device, below, "d2h", urgent))
 
-    @property
-    def has_host(self) -> bool:
-        """True if there is a host tier."""
-        return self.host is not None
-
     def advance(self) -> None:
         """Give host slots to whom they are due and hand the planned copies to the lanes; ends each locked section."""
         while self._wanted and self._feed(self._wanted[0]):
@@ -150,7 +154,7 @@ class Transfers:
 
     def _plan(self, block: Block, lane: LaneName) -> None:
         """The block's copy in the lane's source tier is used from now on (R8)."""
-        source, _ = _ENDS[lane]
+        source, _ = ENDS[lane]
         if lane in ("h2d", "write"):
             block.users[source] += 1
         self._ready.setdefault((lane, block.urgent), []).append(block)
@@ -188,31 +192,38 @@ class Transfers:
             short -= self.room.on_host_by_reuse(short, wanted)
         if short > 0:
             short -= self.room.on_host_by_spilling(short, wanted.below)
-        for slot in self.host.free.take(min(len(wanted.blocks), len(self.host.free))):
+        slots = self.host.free.take(min(len(wanted.blocks), len(self.host.free)))
+        self._streams.taken(host=slots)
+        for slot in slots:
             block = wanted.blocks.popleft()
             block.coming[Tier.HOST] = slot
-            self._streams.taken(host=(slot,))
             self._plan(block, wanted.lane)
         if not wanted.blocks:
             return True
         if any(block.users[Tier.HOST] or block.coming[Tier.HOST] != NOWHERE for block in self.under_way):
             return False
-        for block in wanted.blocks:
-            block.users[_ENDS[wanted.lane][0]] -= 1
-            self._fail(block, up=wanted.lane == "read", at=Tier.HOST)
-            self._rest(block)
+        self._refuse(wanted)
         return True
 
     def evict(self, block: Block, tier: Tier) -> None:
         """Give up the block's copy in `tier`; a drop, if it was the last one."""
         assert block.evictable(tier), f"{tier.name} copy is in use"
+        if tier == Tier.DEVICE:
+            self.unfetch(block, used=False)
         self.give(tier, self.book.vacate(block, tier))
         self.counts[f"evicted_{tier.name.lower()}"] += 1
         if not block.resident:
             self.counts["dropped"] += 1
         self.book.tidy(block)
 
+    def unfetch(self, block: Block, *, used: bool) -> None:
+        """What a prefetch brought is used by a sequence, or goes unused."""
+        if block.fetched:
+            block.fetched = False
+            self.counts["prefetch_used" if used else "prefetch_wasted"] += 1
+
     def give(self, tier: Tier, slot: int) -> None:
+        """Free a slot that nobody reads or writes any more."""
         if tier == Tier.DEVICE:
             self._streams.freed(device=((slot, self.device.last_use[slot] or DONE),))
             self.device.give((slot,))
@@ -224,80 +235,43 @@ class Transfers:
             assert self.slab is not None
             self.slab.free((slot,))
 
-    # -- jobs, called by the lanes without the lock
+    def taken(self, device_blocks: Sequence[int]) -> None:
+        """Loads will write to these device blocks."""
+        self._streams.taken(device=device_blocks)
 
-    def begin(self, job: Job) -> Event | None:
-        """Start a job (see mover.Work)."""
-        with self._locked():
-            keep = [block for block in job.blocks if not self._called_off(block)]
-            for block in set(job.blocks).difference(keep):
-                self._settle(job.lane, block, ok=False)
-            job.blocks = keep
-            now_s = self._now_s()
-            for block in keep:
-                for waiter in block.waiters:
-                    waiter.errand.started(now_s)
-        if not keep:
-            return None
-        job.size_bytes = len(keep) * self.device.geometry.block_bytes
-        if job.lane == "h2d":
-            after = self.device.reads([block.coming[Tier.DEVICE] for block in keep])  # R2
-            return self._copy("h2d", [(block.coming[Tier.DEVICE], block.where[Tier.HOST]) for block in keep], after)
-        if job.lane == "d2h":
-            after = self.device.writes([block.where[Tier.DEVICE] for block in keep])  # R1
-            return self._copy("d2h", [(block.where[Tier.DEVICE], block.coming[Tier.HOST]) for block in keep], after)
-        return self._read(job) if job.lane == "read" else self._write(job)
+    # -- commits
 
-    def end(self, job: Job) -> None:
-        """Commit a job (see mover.Work)."""
-        with self._locked():
-            moved = len(job.blocks) - len(job.failed)
-            self.counts[f"{job.lane}_bytes"] += moved * self.device.geometry.block_bytes
-            self.counts[f"{job.lane}_jobs"] += 1
-            for block in job.blocks:
-                self._settle(job.lane, block, ok=id(block) not in job.failed)
-
-    def _called_off(self, block: Block) -> bool:
+    def called_off(self, block: Block) -> bool:
+        """True if nobody wants the block's copy any more."""
         return block.doomed and block.pins == 0
 
-    def _copy(self, direction: Direction, pairs: Iterable[tuple[int, int]], after: Sequence[Event]) -> Event:
-        return self._streams.copy(direction, runs_of(pairs), after)
+    def issued(self, blocks: Sequence[Block], event: Event) -> None:
+        """The copies of these blocks to the device are on the stream, and done after `event`."""
+        for block in blocks:
+            for waiter in block.waiters:
+                if waiter.upwards and waiter.tier == Tier.DEVICE:
+                    waiter.errand.issued(waiter.number, event)
 
-    def _read(self, job: Job) -> Event:
-        assert self.slab is not None
-        images = [self._image(block, block.where[Tier.DISK], block.coming[Tier.HOST]) for block in job.blocks]
-        good = self.slab.read(images, verify=self._verify)
-        job.failed = {id(block) for block, ok in zip(job.blocks, good, strict=True) if not ok}
-        return DONE
+    def stall(self, reason: str | None) -> None:
+        """The disk does not answer (or does again): trips that need it end where they are."""
+        self.stalled = reason
+        if reason is None:
+            return
+        for wanted in [one for one in self._wanted if one.lane == "read"]:
+            self._wanted.remove(wanted)
+            self._refuse(wanted)
 
-    def _write(self, job: Job) -> Event:
-        assert self.slab is not None
-        slots = self.slab.reserve(len(job.blocks))
-        if len(slots) < len(job.blocks) and self.slab.off is None:
-            with self._locked():
-                self.room.on_disk(len(job.blocks) - len(slots), job.blocks[0])
-            slots += self.slab.reserve(len(job.blocks) - len(slots))
-        written = job.blocks[: len(slots)]
-        for block, slot in zip(written, slots, strict=True):
-            block.coming[Tier.DISK] = slot
-        job.failed = {id(block) for block in job.blocks[len(slots) :]}
-        try:
-            self.slab.write([self._image(block, block.coming[Tier.DISK], block.where[Tier.HOST]) for block in written])
-        except OSError:
-            job.failed = {id(block) for block in job.blocks}
-        return DONE
+    def _refuse(self, wanted: Wanted) -> None:
+        for block in wanted.blocks:
+            block.users[ENDS[wanted.lane][0]] -= 1
+            self._fail(block, up=wanted.lane == "read", at=Tier.HOST)
+            self._rest(block)
 
-    def _image(self, block: Block, slot: int, host: int) -> SlotImage:
-        assert self.host is not None
-        return SlotImage(slot, block.key, self.host.view(host))
-
-    # -- commits, with the lock held
-
-    def _settle(self, lane: LaneName, block: Block, *, ok: bool) -> None:
-        """A copy has ended: it becomes readable, or its slot goes back and what it was read from stays (a disk slot
-        whose bytes cannot be trusted excepted).
+    def settle(self, lane: LaneName, block: Block, *, ok: bool, trusted: bool = False) -> None:
+        """A copy has ended: it becomes readable, or its slot goes back and what it was read from stays; a disk slot
+        that could not be read goes, unless it is `trusted` all the same.
         """
-        source, to = _ENDS[lane]
+        source, to = ENDS[lane]
         block.users[source] -= 1
         slot, block.coming[to] = block.coming[to], NOWHERE
         upwards = lane in ("h2d", "read")
@@ -309,7 +283,7 @@ class Transfers:
                 block.coming[to] = slot
             elif slot != NOWHERE:
                 self.give(to, slot)
-            if lane == "read" and not self._called_off(block):
+            if lane == "read" and not trusted and not self.called_off(block):
                 self.give(Tier.DISK, self.book.vacate(block, Tier.DISK))
                 self.counts["lost_on_disk"] += 1
             self._fail(block, up=upwards, at=to)
@@ -324,6 +298,11 @@ class Transfers:
         target = block.up if upwards else block.down
         if upwards and tier == Tier.DEVICE:
             self.counts["loaded"] += 1
+            block.fetched = block.pins == 0
+            self.counts["prefetched"] += block.fetched
+        if target == Tier.DISK and tier == Tier.HOST and self.stalled is not None:
+            self._fail(block, up=False, at=Tier.DISK)
+            return
         if target != tier and target is not None:
             self._plan(block, "h2d" if upwards else "write")
         elif upwards:
@@ -366,6 +345,7 @@ class Transfers:
         block.doomed = True
         if not block.idle:
             return
+        self.unfetch(block, used=False)
         for tier in Tier:
             if block.has(tier):
                 self.give(tier, self.book.vacate(block, tier))
@@ -381,6 +361,10 @@ class Transfers:
             block.waiters = []
         self._wanted.clear()
         self.under_way.clear()
+        for plan in self.plans:
+            if (call := plan.call_off()) is not None:
+                self.calls.append(call)
+        self.plans.clear()
 
     def check(self) -> None:
         """A trip is under way exactly for blocks with a target."""

@@ -83,6 +83,7 @@ def reuse_while_written(r):
     r.evict("a", Tier.HOST)
     assert (4, 0, 4, 0) == r.where("a")
     assert r.move("a", Action.WRITE, Tier.HOST)
+    r.tiers.pump()  # planned; no byte has moved
     r.turn_of("c", r.keys("c", 5))
     r.settle()
     lease = r.turn_of("a", ours)
@@ -241,6 +242,7 @@ def test_r9_a_lease_joins_a_prefetch_under_way(rig):
     r.turn_of("a", keys)
     r.park("a")
     r.move("a", Action.PREFETCH, Tier.DEVICE)
+    r.tiers.pump()  # planned; no byte has moved
     lease = r.start("a", keys)
     assert (4, 0, 0) == (lease.loaded_blocks, lease.from_host, lease.from_disk)
     r.settle()

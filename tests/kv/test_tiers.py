@@ -510,7 +510,8 @@ def test_close_is_idempotent_and_stops_the_threads(rig_class):
     assert [] == [thread.name for thread in threading.enumerate() if thread.name.startswith("agentkv-")]
 
 
-def test_whoever_waits_at_close_hears_of_it(rig_class):
+@pytest.mark.parametrize(("planned", "outcome"), [(True, Outcome.FAILED), (False, Outcome.CANCELLED)])
+def test_whoever_waits_at_close_hears_of_it(rig_class, planned, outcome):
     """A ticket that is out ends as failed, a receipt comes, and new leases are refused."""
     r = rig_class(device=8)
     for name in ("a", "b"):
@@ -520,9 +521,11 @@ def test_whoever_waits_at_close_hears_of_it(rig_class):
     r.evict("a", Tier.DEVICE)
     lease = r.tiers.acquire("a", r.keys("a", 4))
     assert r.move("b", Action.WRITE, Tier.HOST)
+    if planned:
+        r.tiers.pump()
     r.tiers.close()
     assert (True, 0) == (lease.ticket.done, lease.ticket.failed_from)
-    assert Outcome.FAILED == r.receipts[-1].outcome
+    assert outcome == r.receipts[-1].outcome
     with pytest.raises(Closed):
         r.tiers.acquire("a", r.keys("a", 4))
     with pytest.raises(Closed):

@@ -16,7 +16,9 @@ from agentkv.clock import Clock
 from agentkv.engine.local.runner import Span
 from agentkv.engine.local.sequence import Sequence, blocks_for, in_order
 from agentkv.kv.geometry import BLOCK_TOKENS
+from agentkv.kv.index import BlockKey
 from agentkv.kv.streams import Event
+from agentkv.kv.ticket import Ticket
 from agentkv.kv.tiers import Tiers
 
 PATIENCE_S = 0.05
@@ -67,19 +69,38 @@ class Batch:
         self._tiers.set_pressed(short or self._starving_since_s is not None)
 
     def _collect(self) -> None:
-        for sequence in [one for one in self.loading if one.ticket is not None and one.ticket.done]:
+        """Loads that are on their way may be computed behind; whose load failed goes back to the queue."""
+        for sequence in [one for one in self.loading if one.ticket is not None and one.ticket.ready]:
             ticket = sequence.ticket
             assert ticket is not None
-            sequence.clock.spend("restore_s", self._clock.now_s())
             self.loading.remove(sequence)
+            sequence.clock.spend("restore_s", self._clock.now_s())
             if ticket.failed_from is None:
-                self._tiers.streams.compute_wait(ticket.event)
-                self.running.append(sequence)
-            else:  # keep what came before it: it is on the device now, and the rest is computed again
-                sequence.trusted_blocks = ticket.failed_from
-                sequence.cached_tokens = min(sequence.cached_tokens or 0, ticket.failed_from * BLOCK_TOKENS)
-                self._give_up(sequence)
-                self.waiting.append(sequence)
+                self._start(sequence, ticket)
+                continue
+            self._distrust(sequence, ticket.failed_from)
+
+    def _distrust(self, sequence: Sequence, failed_from: int) -> None:
+        """A load failed: from that block on everything is computed again."""
+        sequence.trusted_blocks = failed_from
+        sequence.cached_tokens = min(sequence.cached_tokens or 0, failed_from * BLOCK_TOKENS)
+        self._give_up(sequence)
+        self.waiting.append(sequence)
+
+    def confirm(self, turns: Seq[Turn]) -> list[Turn]:
+        """After the step: the turns whose loads have all ended well. Others, which computed on nonsense, start again."""
+        good: list[Turn] = []
+        for turn in turns:
+            sequence, ticket = turn.sequence, turn.sequence.ticket
+            if ticket is not None:
+                ticket.wait()  # its copies ended before the step did: only the mover's thread has to say so
+                sequence.ticket = None
+                if ticket.failed_from is not None:
+                    self.running.remove(sequence)
+                    self._distrust(sequence, ticket.failed_from)
+                    continue
+            good.append(turn)
+        return good
 
     def _computed_soon(self, sequence: Sequence) -> bool:
         """True if the next block that this one lacks is part of a running prefill: then it is better to wait."""
@@ -93,32 +114,55 @@ class Batch:
     def _seat(self, sequence: Sequence) -> bool:
         """Give the sequence all its blocks, or change nothing and return False."""
         now_s = self._clock.now_s()
-        lease = self._tiers.acquire(sequence.session.key, sequence.reusable_keys())
+        keys, partial = self._findable(sequence)
+        lease = self._tiers.acquire(sequence.session.key, keys)
         if lease is None:
             return False
+        partial = partial and len(lease.blocks) == len(keys)
         spare = 1 if self.running or self.loading else 0  # no admission that the next grown block would undo
-        private = self._tiers.allocate(blocks_for(len(sequence.ids)) + spare - len(lease.blocks))
+        private = self._tiers.allocate(blocks_for(len(sequence.ids)) - len(lease.blocks) + partial + spare)
         if private is None:
             self._tiers.release(sequence.session.key, lease.blocks, used=self._tiers.streams.record())
             return False
         if spare:
             self._tiers.release(sequence.session.key, [private.pop()], used=self._tiers.streams.record())
+        if partial:
+            sequence.spare = private.pop()
         self._fresh += private[-1:]  # a decode batch reads the end of the last block: it must be finite
         sequence.blocks = [*lease.blocks, *private]
-        sequence.committed = len(lease.blocks)
-        sequence.computed = sequence.committed * BLOCK_TOKENS
+        sequence.committed = len(lease.blocks) - partial
+        sequence.computed = sequence.tail_tokens if partial else sequence.committed * BLOCK_TOKENS
         if sequence.cached_tokens is None:
             sequence.cached_tokens = sequence.computed
         sequence.restored_blocks += lease.loaded_blocks
         sequence.clock.spend("queued_s", now_s)
         self.waiting.remove(sequence)
-        if lease.ticket.done and lease.ticket.failed_from is None:
-            self._tiers.streams.compute_wait(lease.ticket.event)
-            self.running.append(sequence)
-        else:
-            sequence.ticket = lease.ticket
-            self.loading.append(sequence)
+        sequence.ticket = lease.ticket
+        self.loading.append(sequence)
+        if lease.ticket.ready:
+            self._collect()
         return True
+
+    def _findable(self, sequence: Sequence) -> tuple[list[BlockKey], bool]:
+        """The keys to ask the tiers for. True: the last one is of the partial block with which the session ended."""
+        keys, trusted = sequence.reusable_keys(), sequence.trusted_blocks
+        full = sequence.tail_tokens // BLOCK_TOKENS
+        if sequence.tail_tokens >= len(sequence.ids) or (trusted is not None and trusted <= full):
+            return keys, False
+        partial = sequence.partial_key(sequence.tail_tokens)
+        if partial is None or self._tiers.match(keys[: full + 1]) != full:
+            return keys, False
+        ended = [*keys[:full], partial]
+        return (ended, True) if self._tiers.match(ended) == len(ended) else (keys, False)
+
+    def _start(self, sequence: Sequence, ticket: Ticket) -> None:
+        """Every load of the sequence is on its stream: it computes behind them (R7)."""
+        for event in ticket.events:
+            self._tiers.streams.compute_wait(event)
+        if sequence.spare is not None:
+            place, spare, sequence.spare = sequence.committed, sequence.spare, None
+            sequence.blocks[place] = self._tiers.reopen(sequence.session.key, sequence.blocks[place], spare)
+        self.running.append(sequence)
 
     # -- a step
 
@@ -207,7 +251,9 @@ class Batch:
         loading = sequence in self.loading
         sequence.clock.spend("restore_s" if loading else "queued_s", now_s)
         (self.loading if loading else self.running).remove(sequence)
+        self.keep_tail(sequence)
         self.hold(sequence)
+        sequence.tail_tokens = sequence.computed or sequence.tail_tokens
         self._give_up(sequence)
         self.waiting.append(sequence)
 
@@ -218,13 +264,39 @@ class Batch:
                 members.remove(sequence)
         self._give_up(sequence)
 
+    def keep_tail(self, sequence: Sequence) -> None:
+        """The sequence stops here for a while: its last block can be found again, though it is partial."""
+        full = sequence.computed // BLOCK_TOKENS
+        key = sequence.partial_key(sequence.computed)
+        if key is None or full != sequence.committed:
+            return
+        if sequence.spare is not None:  # still the leased one
+            sequence.tail = key
+            return
+        parent = sequence.keys[full - 1] if full else None
+        written = self._tiers.streams.record()
+        sequence.blocks[full] = self._tiers.commit(sequence.session.key, sequence.blocks[full], key, parent, written)
+        sequence.tail = key
+
     def hold(self, sequence: Sequence) -> None:
         """Tell the tiers what the session's context consists of now."""
-        session = sequence.session
-        self._tiers.hold(session.key, session.task, sequence.keys[: sequence.committed], sequence.computed)
+        session, keys = sequence.session, sequence.keys[: sequence.committed]
+        if sequence.tail is not None:
+            keys.append(sequence.tail)
+        self._tiers.hold(
+            session.key,
+            session.task,
+            keys,
+            sequence.computed,
+            template_tokens=session.template_tokens,
+            background=sequence.background,
+        )
 
     def _give_up(self, sequence: Sequence) -> None:
         blocks, sequence.blocks = sequence.blocks, []
+        if sequence.spare is not None:
+            blocks.append(sequence.spare)
+        sequence.spare = sequence.tail = None
         gone = set(blocks)
         self._fresh = [block for block in self._fresh if block not in gone]
         sequence.ticket = None

@@ -7,6 +7,7 @@ Covers: the step, delivery, ends of calls, lifetime. Does not cover: reading a r
 from __future__ import annotations
 
 import atexit
+import os
 import threading
 from collections import Counter, deque
 from collections.abc import Callable, Mapping
@@ -21,6 +22,7 @@ from agentkv.engine.local.batch import Batch, Turn
 from agentkv.engine.local.chat import Written
 from agentkv.engine.local.intake import Intake
 from agentkv.engine.local.loader import LoadedModel
+from agentkv.engine.local.restores import Restores
 from agentkv.engine.local.runner import Runner
 from agentkv.engine.local.sampler import choose
 from agentkv.engine.local.sequence import Sequence
@@ -64,6 +66,7 @@ class LocalEngine:
         if chunk_tokens < 1 or max_batch < 1:
             raise ConfigError(f"chunk_tokens={chunk_tokens} and max_batch={max_batch} must be 1 or more")
         self.model = model.name
+        self._pid = os.getpid()
         self._clock: Clock = clock or SystemClock()
         slab, self._disk_off = _slab(disk, disk_memory, model.geometry.block_bytes)
         try:
@@ -81,6 +84,7 @@ class LocalEngine:
                 slab.close()
             raise
         self._sessions = Sessions()
+        self._restores = Restores()
         root = root_key(fingerprint=model.fingerprint, salt=salt)
         pool_tokens = self.tiers.num_blocks * BLOCK_TOKENS
         self.context_tokens = min(model.context_tokens, pool_tokens)
@@ -104,6 +108,7 @@ class LocalEngine:
     # -- for callers, any thread
 
     def submit(self, request: Request) -> Stream:
+        self._refuse_in_a_child()
         if self._closing:
             raise Closed("this engine is closed")
         sequence = self._intake.sequence(request, on_cancel=self._wake.set, forget=self.tiers.drop)
@@ -113,6 +118,13 @@ class LocalEngine:
             self._arrived.append(sequence)
         self._wake.set()
         return sequence.stream
+
+    def _refuse_in_a_child(self) -> None:
+        if os.getpid() != self._pid:
+            raise Closed(
+                f"this engine belongs to process {self._pid}; a forked child has none of its threads. "
+                "Make a new engine in the child, or start it with the spawn method"
+            )
 
     def count_tokens(self, request: Request) -> int:
         return self._intake.count_tokens(request)
@@ -128,6 +140,7 @@ class LocalEngine:
             **{name: self._counts[name] for name in _COUNTED},
             "prefill_tokens_s": self._prefill_tokens_s,
             "disk_off": self._disk_off,
+            "restored": self._restores.stats(),
             "kv": self.tiers.stats(),
         }
 
@@ -138,7 +151,12 @@ class LocalEngine:
         return self.tiers.residency(session)
 
     def apply(self, move: Move, on_receipt: Callable[[Receipt], None] | None = None) -> bool:
-        return self.tiers.apply(move, on_receipt)
+        def deliver(receipt: Receipt) -> None:
+            self._restores.moved(receipt)
+            if on_receipt is not None:
+                on_receipt(receipt)
+
+        return self.tiers.apply(move, deliver)
 
     def expect(self, session: str, at_s: float | None) -> None:
         """When the session is expected back (monotonic seconds; None: unknown)."""
@@ -149,6 +167,8 @@ class LocalEngine:
         self.tiers.drop_task(task)
 
     def close(self) -> None:
+        if os.getpid() != self._pid:  # the parent's to close: threads, files and pinned memory are its own
+            return
         with self._lock:
             self._closing = True
         self._wake.set()
@@ -174,6 +194,8 @@ class LocalEngine:
                 self._step_failed(error)
                 continue
             if not computed:
+                if self._batch.loading:
+                    self.tiers.tick()
                 self._wake.wait(_RETRY_S if self._batch.everyone() else None)
         self._take_in()
         for sequence in self._batch.everyone():
@@ -222,7 +244,11 @@ class LocalEngine:
         result = results[0]
         if isinstance(result, Exception):
             raise result
-        self._batch.commit(turns, written)
+        good = self._batch.confirm(turns)
+        if len(good) < len(turns):
+            result = _of(good, turns, result)
+            self._turns = good
+        self._batch.commit(good, written)
         self._counts["steps"] += 1
         return result
 
@@ -252,6 +278,7 @@ class LocalEngine:
                 continue
             prefill += len(span.token_ids)
             again = max(0, min(span.end, known) - span.start)
+            turn.sequence.again_tokens += again
             clock.spend("prefill_s", now_s, share=1 - again / len(span.token_ids))
         self._counts["prefill_tokens"] += prefill
         self._measure(prefill, len(turns), now_s - self._step_began_s)
@@ -273,6 +300,7 @@ class LocalEngine:
         if clock.first_s is None:
             clock.first_s = now_s
             self._batch.hold(sequence)
+            self._restores.verify(sequence)
         clock.last_s = now_s
         sequence.ids.append(token)
         text = answer.add(token)
@@ -320,12 +348,14 @@ class LocalEngine:
             written = sequence.transcript.answered(answer.written, answer.token_ids, self._intake.tokeniser)
             session.transcript = written
             session.computed_tokens = sequence.computed
+            self._batch.keep_tail(sequence)
             self._batch.hold(sequence)
         self._counts["output_tokens"] += len(answer.token_ids)
         self._batch.leave(sequence)
         self._sessions.leave(session)
         if session.dropped:  # its task was finished meanwhile
             self.tiers.drop(session.key)
+            self._restores.forget(session.key)
 
     def _step_failed(self, error: Exception) -> None:
         """A step that raised ends the calls that took part in it; if it had no plan yet, all of them."""
@@ -348,6 +378,13 @@ def _slab(disk: Path | None, disk_memory: int, block_bytes: int) -> tuple[Slab |
     except DiskUnavailable as error:
         warn_once("disk_tier_off", reason=str(error))
         return None, str(error)
+
+
+def _of(good: list[Turn], turns: list[Turn], tokens: list[int | ModelError]) -> list[int | ModelError]:
+    """The tokens of the `good` ones among `turns`."""
+    left = iter(tokens)
+    chosen = {id(turn): next(left) for turn in turns if turn.span.sample}
+    return [chosen[id(turn)] for turn in good if turn.span.sample]
 
 
 _COUNTED = ("steps", "completed", "cancelled", "prefill_tokens", "output_tokens")

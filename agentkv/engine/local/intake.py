@@ -6,11 +6,13 @@ error that names the field or the numbers.
 
 from __future__ import annotations
 
+import bisect
 import itertools
 import threading
 from collections.abc import Callable
 
 from agentkv.clock import Clock
+from agentkv.core.task import PriorityClass
 from agentkv.engine.base import Request, Stream
 from agentkv.engine.local.answer import Answer
 from agentkv.engine.local.chat import Chat, spec_of
@@ -23,6 +25,8 @@ from agentkv.engine.local.toolcalls import Gate, OpenGate, TagGate, TemplateGate
 from agentkv.engine.local.transcript import Transcript
 from agentkv.errors import PromptTooLong, RequestInvalid
 from agentkv.kv.index import BlockKey
+
+_SYSTEM = ("system", "developer")
 
 
 class Intake:
@@ -71,6 +75,8 @@ class Intake:
             gate=self._gate(request, transcript.text),
         )
         known_tokens = min(kept, session.computed_tokens)
+        if not session.template_tokens:
+            session.template_tokens = self._template_tokens(request, transcript)
         chooser = Chooser(request.sampling)
         ordinal, forgotten = self._sessions.join(session, request.caller)
         for key in forgotten:
@@ -85,6 +91,8 @@ class Intake:
             root=self._root,
             ids=list(transcript.ids),
             known_tokens=known_tokens,
+            tail_tokens=known_tokens,
+            background=request.priority == PriorityClass.BATCH,
             clock=Clockwork(submitted_s=submitted_s, mark_s=submitted_s),
         )
 
@@ -100,6 +108,13 @@ class Intake:
         if not transcript.ids:
             raise RequestInvalid("the prompt is empty: there is nothing to continue", param="prompt")
         return session, transcript, kept
+
+    def _template_tokens(self, request: Request, transcript: Transcript) -> int:
+        """Tokens before the first message that is not the system's."""
+        first = next((one.content for one in request.messages or () if one.role not in _SYSTEM), "")
+        at = transcript.text.find(self._tokeniser.guard(first)) if first else -1
+        found = bisect.bisect_right(transcript.borders, at, key=lambda border: border[0])
+        return transcript.borders[found - 1][1] if found and at > 0 else 0
 
     def _max_tokens(self, request: Request, prompt_tokens: int) -> int:
         """How much may be written; raises PromptTooLong with both numbers."""

@@ -16,7 +16,7 @@ from agentkv.engine.local.sampler import Chooser
 from agentkv.engine.local.sessions import Session
 from agentkv.engine.local.transcript import Transcript
 from agentkv.kv.geometry import BLOCK_TOKENS
-from agentkv.kv.index import BlockKey, chain_keys
+from agentkv.kv.index import BlockKey, chain_keys, tail_key
 from agentkv.kv.ticket import Ticket
 
 
@@ -74,6 +74,7 @@ class Sequence:
     ids: list[int]
     known_tokens: int
     clock: Clockwork
+    background: bool = False
     model: str = ""
     computed: int = 0
     committed: int = 0
@@ -86,6 +87,14 @@ class Sequence:
     """Reused tokens at the first start; None before."""
     restored_blocks: int = 0
     """Blocks that had to be loaded."""
+    again_tokens: int = 0
+    """Prompt tokens computed though this session had computed them before."""
+    tail_tokens: int = 0
+    """So many first tokens the session's KV ended with: the last, partial block may still be there."""
+    tail: BlockKey | None = None
+    """The key of the partial block, once it is kept."""
+    spare: int | None = None
+    """A private block for a copy of the leased partial one."""
 
     @property
     def prompt_tokens(self) -> int:
@@ -102,6 +111,14 @@ class Sequence:
         self.extend_keys()
         count = (len(self.ids) - 1) // BLOCK_TOKENS
         return self.keys[: count if self.trusted_blocks is None else min(count, self.trusted_blocks)]
+
+    def partial_key(self, tokens: int) -> BlockKey | None:
+        """Key of the partial block in which the first `tokens` tokens end; None if they fill their last block."""
+        full, rest = divmod(tokens, BLOCK_TOKENS)
+        if rest == 0:
+            return None
+        self.extend_keys()
+        return tail_key(self.keys[full - 1] if full else self.root, self.ids[tokens - rest : tokens])
 
     def extend_keys(self) -> None:
         """Keys for all full blocks of `ids`."""

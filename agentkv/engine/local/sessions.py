@@ -34,6 +34,8 @@ class Session:
     branches: dict[str, None] = field(default_factory=dict)
     raw_by_call: dict[str, Written] = field(default_factory=dict)
     computed_tokens: int = 0
+    template_tokens: int = 0
+    """So many of its first ids are the system prompt and the tools: other tasks begin with them too."""
     calls: int = 0
     """Calls under way."""
     dropped: bool = False

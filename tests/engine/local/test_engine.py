@@ -100,15 +100,15 @@ def test_full_hits_reuse_at_most_all_but_the_last_token(tiny, start, ask, length
 
 @pytest.mark.parametrize("to", [Tier.HOST, Tier.DISK])
 def test_a_session_continues_from_a_slower_tier_with_the_same_tokens(tiny, start, ask, tmp_path, to):
-    """Its device blocks were overwritten meanwhile; the next turn loads them back and computes only the tail (K20)."""
+    """Its device blocks were overwritten meanwhile; the next turn loads them back and computes only what is new (K20)."""
     engine = start(host=13, disk=tmp_path, disk_memory=64 << 20) if to == Tier.DISK else start()
     first = engine.submit(ask(_prompt(0, 200), 20, task="t")).result(60)
     _evict(engine, first.session, to)
     prompt = _prompt(0, 200) + first.text + " Go on."
     second = engine.submit(ask(prompt, 20, task="t")).result(60)
     assert first.session == second.session
-    assert 13 == engine.stats()["kv"]["hits"]["disk" if to == Tier.DISK else "host"]
-    assert second.usage.cached_tokens >= 192
+    assert 14 == engine.stats()["kv"]["hits"]["disk" if to == Tier.DISK else "host"]
+    assert 219 == second.usage.cached_tokens
     assert second.timing.restore_s > 0
     assert len(tiny.ids(prompt)) == second.usage.input_tokens
     assert tiny.greedy(prompt, 20) == list(second.token_ids)
