@@ -1,28 +1,37 @@
 """Mutations: each guard of the data plane is taken out by hand, and a scenario must notice.
 
 Completes `test_rules.py` (which has the waits of the copies themselves): what callers tell the tiers (R1, R2, R6),
-drops under way (R4), pins (R8), the lock (R8), one read for all (R9), progress (R11), checksums. Every scenario is
-also clean under many seeds with the guard in place. The engine's own guards: `engine/local/test_kv_cases_rules.py`.
+drops under way (R4), the order of batched copies (R5), pins (R8), the lock (R8), one read for all (R9), progress
+(R11), checksums. Every scenario is also clean under many seeds with the guard in place. The engine's own guards:
+`engine/local/test_kv_cases_rules.py`.
 """
 
 from __future__ import annotations
 
+import ctypes
+import mmap
 import sys
 import threading
 from types import SimpleNamespace
 
 import pytest
+import torch
 
 from agentkv.core.residency import Action, Tier
 from agentkv.kv import tiers as tiers_module
+from agentkv.kv.device import DevicePool
+from agentkv.kv.geometry import Geometry
 from agentkv.kv.room import Room
 from agentkv.kv.slab import Slab
-from agentkv.kv.streams import DONE
+from agentkv.kv.streams import DONE, Memory, Run
 from agentkv.kv.streams.adversarial import AdversarialStreams
+from agentkv.kv.streams.batch import BatchCopy
 from agentkv.kv.streams.cpu import CpuStreams
+from agentkv.kv.streams.path import CopyPath
 from agentkv.kv.tiers import Tiers
 from agentkv.kv.transfers import Transfers
 
+GEOMETRY = Geometry(layers=2, kv_heads=1, head_dim=16, dtype="float32")
 SEEDS = range(25)
 MANY = range(25, 425)
 
@@ -293,6 +302,61 @@ def test_reading_the_disk_without_its_checksums_is_noticed(make, monkeypatch):
     read = Slab.read
     monkeypatch.setattr(Slab, "read", lambda self, images, *, verify=True: read(self, images, verify=False))
     assert "wrong bytes" in spoilt(rot, make(disk=16), range(1))[0][1]
+
+
+# -- R5: device memory is never read in any order
+
+
+class LateDriver:
+    """cudaMemcpyBatchAsync at its extremes: "any order" sources are read at the call, others when the stream runs."""
+
+    cudaMemcpySrcAccessOrder = SimpleNamespace(cudaMemcpySrcAccessOrderStream=1, cudaMemcpySrcAccessOrderAny=3)  # noqa: N815
+    cudaMemcpyAttributes = SimpleNamespace  # noqa: N815
+
+    def __init__(self):
+        self.queue = []
+
+    def cudaMemcpyBatchAsync(self, to, source, sizes, _count, attributes, *_):  # noqa: N802
+        for there, here, size in zip(to, source, sizes, strict=True):
+            early = ctypes.string_at(here, size) if attributes[0].srcAccessOrder != 1 else None
+            self.queue.append(lambda a=there, b=here, n=size, e=early: ctypes.memmove(a, e or b, n))
+        return (0,)
+
+    def run(self):
+        for copy in self.queue:
+            copy()
+        self.queue.clear()
+
+
+def write_out_what_compute_writes_before_the_stream_gets_there():
+    """Blocks are computed between the call of their write-out and its turn in the stream; the bytes of both."""
+    pool = DevicePool(GEOMETRY, "cpu", 4 * GEOMETRY.block_bytes)
+    buffer = mmap.mmap(-1, 4 * GEOMETRY.slot_bytes)
+    arena = SimpleNamespace(
+        address=ctypes.addressof(ctypes.c_char.from_buffer(buffer)), buffer=buffer, slot_bytes=GEOMETRY.slot_bytes,
+        piece_slots=4, pinned_bytes=4 * GEOMETRY.slot_bytes,
+    )  # fmt: skip
+    driver = LateDriver()
+    path = CopyPath(Memory(pool=pool, arena=arena), BatchCopy(driver))
+    path.copy("d2h", [Run(1, 0, 2)], stream=7, settled=True)
+    pool.pool[1:3] = 5.0
+    driver.run()
+    copied = torch.frombuffer(bytearray(buffer[: GEOMETRY.block_bytes]), dtype=torch.float32)
+    return pool.pool[1].flatten().tolist(), copied.tolist()
+
+
+def test_r5_reading_device_memory_in_any_order_is_noticed(monkeypatch):
+    """A write-out called before its block was computed has the block's bytes, and has not if the order is given up."""
+    written, copied = write_out_what_compute_writes_before_the_stream_gets_there()
+    assert written == copied
+    submit = BatchCopy.submit
+    monkeypatch.setattr(
+        BatchCopy,
+        "submit",
+        lambda self, copies, *, stream, any_order: submit(self, copies, stream=stream, any_order=True),
+    )
+    written, copied = write_out_what_compute_writes_before_the_stream_gets_there()
+    assert written != copied
 
 
 # -- R8: alloc and free share one lock
