@@ -3,6 +3,7 @@
 | file | command |
 | --- | --- |
 | doctor.py | `agentkv doctor` |
+| calibrate.py | `agentkv calibrate`, with plot.py |
 | report.py | `agentkv report` |
 
 A command is a module with `register(app)`; add it to `COMMANDS`. Commands that need an agent framework (`agentkv demo`)
@@ -18,10 +19,10 @@ from typing import Annotated
 import typer
 
 import agentkv
-from agentkv.cli import doctor, report
+from agentkv.cli import calibrate, doctor, report
 from agentkv.errors import AgentKVError
 
-COMMANDS = (doctor, report)
+COMMANDS = (doctor, calibrate, report)
 """In the order in which `agentkv --help` lists them."""
 
 app = typer.Typer(
