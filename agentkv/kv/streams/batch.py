@@ -80,7 +80,8 @@ class BatchCopy:
         answer = self._binding.cudaMemcpyBatchAsync(*copies, count, [attributes], [0], 1, stream)
         if int(answer[0]) != 0:
             self._binding.cudaGetLastError()  # else somebody's next call reports it as its own
-            where = f" at copy {answer[1]}" if len(answer) > 1 and answer[1] < count else ""
+            at = answer[1] if len(answer) > 1 else None  # 12.x: an index, the largest number, or None
+            where = f" at copy {at}" if isinstance(at, int) and at < count else ""
             raise BatchRefused(f"cudaMemcpyBatchAsync answered {answer[0]!r}{where}")
 
     def _attributes(self, order: Any) -> Any:
@@ -112,8 +113,8 @@ def why_not(binding: Any) -> str:
         return 'cuda-bindings is older than CUDA 12.8 (pip install "cuda-bindings>=12.8")'
     try:
         driver, runtime = int(binding.cudaDriverGetVersion()[1]), int(binding.cudaRuntimeGetVersion()[1])
-    except Exception as error:  # 12.x raises where 13.x answers 0
-        return f"there is no CUDA driver ({error})"
+    except Exception:  # 12.x raises where 13.x answers 0
+        return "there is no CUDA driver"
     if driver == 0:
         return "there is no CUDA driver"
     if driver < _OLDEST:

@@ -1,0 +1,553 @@
+"""CUDA streams without CUDA: a driver that queues everything and runs it as late as CUDA's rules allow, and a binding
+of cudaMemcpyBatchAsync that checks its arguments as the driver does and copies real bytes on host memory.
+
+Sources of "any order" copies are read when the call is made, all others when their stream gets there: that is as
+early, and as late, as may be. Batched copies run backwards, over a destination that was poisoned before.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import itertools
+from collections import deque
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from agentkv import log
+from agentkv.kv import host as host_module
+from agentkv.kv import pins as pins_module
+from agentkv.kv.device import DevicePool
+from agentkv.kv.geometry import Geometry
+from agentkv.kv.host import HostArena
+from agentkv.kv.streams import DONE, HostEvent, Memory, Run
+from agentkv.kv.streams.batch import BatchCopy, BatchRefused, Copies, Layout, available, batch_copy, copies_of, why_not
+from agentkv.kv.streams.cuda import CudaStreams
+
+PADDED = Geometry(layers=2, kv_heads=1, head_dim=8, dtype="float32")
+WHOLE = Geometry(layers=2, kv_heads=1, head_dim=16, dtype="float32")
+STREAM_ORDER, DURING_CALL, ANY_ORDER = 1, 2, 3
+BLOCKS, SLOTS, PIECE_SLOTS = 9, 12, 4
+
+
+class Point:
+    """What an event stands for: a place in a stream's queue."""
+
+    def __init__(self, stream):
+        self.stream = stream
+        self.done = False
+
+
+class Stream:
+    """A queue that nobody works on until somebody waits for something behind it."""
+
+    def __init__(self, driver, handle):
+        self.driver = driver
+        self.cuda_stream = handle
+        self.queue = deque()
+
+    def push(self, fn):
+        self.queue.append(fn)
+
+    def step(self):
+        """Do the first thing in the queue, and what it waits for."""
+        self.queue.popleft()()
+
+    def synchronize(self):
+        while self.queue:
+            self.step()
+
+    def wait_event(self, event):
+        point = event.point
+
+        def wait():
+            while not point.done:
+                point.stream.step()
+
+        self.push(wait)
+
+    def wait_stream(self, other):
+        event = Event(blocking=False)
+        event.record(other)
+        self.wait_event(event)
+
+
+class Event:
+    """May be recorded again: who waits for the old point is not disturbed."""
+
+    made = 0
+
+    def __init__(self, *, blocking):
+        Event.made += 1
+        self.blocking = blocking
+        self.point = None
+
+    def record(self, stream):
+        point = self.point = Point(stream)
+        stream.push(lambda: setattr(point, "done", True))
+
+    def query(self):
+        return self.point.done
+
+    def synchronize(self):
+        while not self.point.done:
+            self.point.stream.step()
+
+
+class Driver:
+    """The part of torch.cuda that streams need. Torch's own calls on CPU tensors know nothing of it: they run at once."""
+
+    def __init__(self):
+        self.handles = itertools.count(1000)
+        self.streams = {}
+        self.default = self.Stream(None)
+        self.current = self.default
+
+    def Stream(self, _device):  # noqa: N802
+        made = Stream(self, next(self.handles))
+        self.streams[made.cuda_stream] = made
+        return made
+
+    Event = Event
+
+    def current_stream(self, _device):
+        return self.default
+
+    @contextlib.contextmanager
+    def stream(self, stream):
+        self.current = stream
+        yield
+        self.current = self.default
+
+
+class Binding:
+    """cuda.bindings.runtime as far as we use it. Only registered host memory and the pool may be touched."""
+
+    cudaMemcpySrcAccessOrder = SimpleNamespace(  # noqa: N815
+        cudaMemcpySrcAccessOrderStream=STREAM_ORDER,
+        cudaMemcpySrcAccessOrderDuringApiCall=DURING_CALL,
+        cudaMemcpySrcAccessOrderAny=ANY_ORDER,
+    )
+
+    def __init__(self, driver, *, major=13, version=13010):
+        self.driver = driver
+        self.major = major
+        self.version = version
+        self.regions = []
+        self.calls = []
+        self.refuse = 0
+        self.last_error = 0
+        self.failed_at = None
+
+    def cudaMemcpyAttributes(self):  # noqa: N802
+        return SimpleNamespace(srcAccessOrder=0, flags=0)
+
+    def cudaDriverGetVersion(self):  # noqa: N802
+        return (0, self.version)
+
+    def cudaRuntimeGetVersion(self):  # noqa: N802
+        return (0, self.major * 1000)
+
+    def cudaGetLastError(self):  # noqa: N802
+        error, self.last_error = self.last_error, 0
+        return (error,)
+
+    def cudaMemcpyBatchAsync(  # noqa: N802, PLR0917  as the real one
+        self, dsts, srcs, sizes, count, attrs, attrs_idxs, num_attrs, stream
+    ):
+        copies = list(zip(dsts, srcs, sizes, strict=True))
+        order = attrs[0].srcAccessOrder
+        self.calls.append(SimpleNamespace(copies=copies, order=order, stream=stream))
+        wrong = (
+            not (count == len(copies) and count > 0 and num_attrs == len(attrs) == len(attrs_idxs) == 1)
+            or attrs_idxs[0] != 0
+            or order not in {STREAM_ORDER, DURING_CALL, ANY_ORDER}
+            or stream not in self.driver.streams
+            or stream in {0, 1}
+            or not all(self.inside(at, size) for to, source, size in copies for at in (to, source))
+        )
+        if self.refuse or wrong:
+            self.last_error = self.refuse or 1
+            return (self.last_error,) if self.major >= 13 else (self.last_error, self.failed_at)
+        early = [ctypes.string_at(source, size) for _, source, size in copies] if order == ANY_ORDER else None
+
+        def run():
+            for to, _, size in copies:
+                ctypes.memset(to, 0xFF, size)
+            for i in reversed(range(count)):
+                to, source, size = copies[i]
+                ctypes.memmove(to, early[i] if early else source, size)
+
+        self.driver.streams[stream].push(run)
+        for gone in (dsts, srcs, sizes, attrs, attrs_idxs):  # whoever reads them later reads nothing
+            gone.clear()
+        return (0,) if self.major >= 13 else (0, 2**64 - 1)
+
+    def inside(self, at, size):
+        return any(start <= at and at + size <= end for start, end in self.regions)
+
+
+class Rig:
+    """Memory, driver, binding and streams; `pinned` host slots are registered, PIECE_SLOTS at a time."""
+
+    def __init__(self, geometry, *, pinned=SLOTS, major=13, batch=None):
+        self.geometry = geometry
+        self.driver = Driver()
+        self.binding = Binding(self.driver, major=major)
+        left = [pinned]
+
+        def register(address, size, _flags):
+            slots = size // geometry.slot_bytes
+            if slots > left[0]:
+                return 2
+            left[0] -= slots
+            self.binding.regions.append((address, address + size))
+            return 0
+
+        runtime = SimpleNamespace(cudaHostRegister=register, cudaHostUnregister=lambda _address: 0)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(pins_module, "cudart", lambda: runtime)
+            patch.setattr(pins_module, "clear_cuda_error", lambda: None)
+            patch.setattr(pins_module, "warn_once", lambda *_, **__: None)
+            patch.setattr(host_module, "_PIN_PIECE_BYTES", PIECE_SLOTS * geometry.slot_bytes)
+            self.arena = HostArena(geometry, SLOTS * geometry.slot_bytes, pin=True)
+        self.pool = DevicePool(geometry, "cpu", BLOCKS * geometry.block_bytes)
+        size = self.pool.pool.numel() * self.pool.pool.element_size()
+        self.binding.regions.append((self.pool.address, self.pool.address + size))
+        batch = BatchCopy(self.binding) if batch is None else batch
+        self.streams = CudaStreams(torch.device("cpu"), batch=batch, native=self.driver)
+        self.streams.bind(Memory(pool=self.pool, arena=self.arena))
+
+    def compute(self, fn):
+        """A kernel: runs when the compute stream gets there. Returns the event behind it."""
+        self.streams.compute.push(fn)
+        return self.streams.record()
+
+    def fill(self, block, value):
+        return self.compute(lambda: self.pool.pool[block].fill_(value))
+
+    def slot(self, i):
+        """(lowest, highest) number in the block of slot i, and whether its padding is as it was."""
+        view = self.arena.view(i)
+        numbers = torch.frombuffer(view, dtype=torch.float32)[: self.geometry.block_bytes // 4]
+        return float(numbers.min()), float(numbers.max())
+
+    def block(self, i):
+        return float(self.pool.pool[i].min()), float(self.pool.pool[i].max())
+
+    def close(self):
+        self.streams.close()
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(pins_module, "cudart", lambda: SimpleNamespace(cudaHostUnregister=lambda _address: 0))
+            self.arena.close()
+
+
+@pytest.fixture
+def rig():
+    made = []
+
+    def make(geometry=WHOLE, **options):
+        made.append(Rig(geometry, **options))
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.close()
+
+
+# -- addresses
+
+
+def test_a_run_is_one_copy_and_none_spans_two_registrations():
+    """Slots without padding, four to a piece."""
+    layout = Layout(pool_address=10_000, arena_address=50_000, block_bytes=100, slot_bytes=100, piece_slots=4)
+    copies = copies_of(layout, "d2h", [Run(1, 2, 3), Run(7, 8, 4)])
+    assert Copies(to=[50_200, 50_400, 50_800], source=[10_100, 10_300, 10_700], sizes=[200, 100, 400]) == copies
+    up = copies_of(layout, "h2d", [Run(1, 2, 3), Run(7, 8, 4)])
+    assert (copies.source, copies.to, copies.sizes) == up
+
+
+def test_padded_slots_are_copied_block_by_block():
+    """The padding is not part of the block."""
+    layout = Layout(pool_address=0, arena_address=1000, block_bytes=60, slot_bytes=100, piece_slots=4)
+    assert ([120, 180], [1300, 1400], [60, 60]) == copies_of(layout, "h2d", [Run(2, 3, 2)])
+
+
+# -- the call
+
+
+@pytest.mark.parametrize("major", [12, 13])
+def test_a_job_is_one_call_with_one_set_of_attributes(rig, major):
+    """On the side stream of its direction; the fake refuses what the driver would. CUDA 12 answers with failIdx too."""
+    one = rig(major=major)
+    one.fill(2, 2.0)
+    one.streams.copy("d2h", [Run(1, 2, 3), Run(7, 8, 2)], [one.fill(7, 7.0)]).wait()
+    (call,) = one.binding.calls
+    assert one.streams._side["d2h"].cuda_stream == call.stream
+    assert 3 == len(call.copies)
+    assert (2.0, 2.0) == one.slot(3)
+    assert (7.0, 7.0) == one.slot(8)
+    one.streams.copy("h2d", [Run(4, 3, 1)], [one.streams.record()]).wait()
+    assert one.streams._side["h2d"].cuda_stream == one.binding.calls[1].stream
+    assert (2.0, 2.0) == one.block(4)
+    assert "cudaMemcpyBatchAsync" == one.streams.copy_path
+
+
+def test_padding_stays_as_it_is(rig):
+    """Down and up again, byte for byte."""
+    one = rig(PADDED)
+    for i in range(SLOTS):
+        one.arena.view(i)[:] = b"\x33" * one.geometry.slot_bytes
+    for block in range(1, 5):
+        one.fill(block, float(block))
+    one.streams.copy("d2h", [Run(1, 3, 4)], [one.streams.record()]).wait()
+    one.streams.copy("h2d", [Run(5, 3, 2)], []).wait()
+    assert [(1.0, 1.0), (2.0, 2.0)] == [one.block(5), one.block(6)]
+    assert all(set(one.arena.view(i)[one.geometry.block_bytes :]) == {0x33} for i in range(SLOTS))
+    assert {0x33} == set(one.arena.view(2)) == set(one.arena.view(7))
+
+
+def test_device_memory_is_never_read_in_any_order(rig):
+    """R5: only complete host memory is; never "during the call", which would make the call wait for its copies."""
+    one = rig()
+    down = one.streams.copy("d2h", [Run(1, 0, 1)], [])
+    early = one.streams.copy("h2d", [Run(2, 0, 1)], [down])
+    early.wait()
+    one.streams.copy("h2d", [Run(3, 0, 1)], [down, one.streams.record()])
+    one.streams.copy("d2h", [Run(3, 1, 1)], [DONE])
+    assert [STREAM_ORDER, STREAM_ORDER, ANY_ORDER, STREAM_ORDER] == [call.order for call in one.binding.calls]
+
+
+def test_a_binding_that_refuses_is_asked_no_more(rig, monkeypatch):
+    """The job is copied all the same, one line says why, and the refusal is taken off the thread's error state."""
+    lines = []
+    monkeypatch.setattr(log, "_warned", set())
+    monkeypatch.setattr(log, "_write", lambda event, fields: lines.append((event, fields["reason"])))
+    one = rig()
+    one.binding.refuse = 801
+    one.fill(1, 1.0)
+    for slot in (3, 4):
+        one.streams.compute.synchronize()
+        one.streams.copy("d2h", [Run(1, slot, 2)], [one.streams.record()]).wait()
+        assert (1.0, 1.0) == one.slot(slot)
+    assert 1 == len(one.binding.calls)
+    assert 0 == one.binding.last_error
+    assert [("kv_batch_copy_off", "cudaMemcpyBatchAsync answered 801")] == lines
+    assert "copy_ per run: cudaMemcpyBatchAsync answered 801" == one.streams.copy_path
+
+
+@pytest.mark.parametrize(("failed_at", "where"), [(None, "1"), (2**64 - 1, "1"), (1, "1 at copy 1")])
+def test_cuda_12_may_say_which_copy_it_was(failed_at, where):
+    """It answers None, the largest number or an index."""
+    binding = Binding(Driver(), major=12)
+    binding.failed_at = failed_at
+    with pytest.raises(BatchRefused, match=rf"answered {where}$"):
+        BatchCopy(binding).submit(Copies([1, 2], [3, 4], [5, 5]), stream=1000, any_order=False)
+
+
+def test_the_legacy_default_stream_is_not_even_tried():
+    """The driver takes no batches on it."""
+    binding = Binding(Driver())
+    with pytest.raises(BatchRefused, match="legacy"):
+        BatchCopy(binding).submit(Copies([1], [2], [3]), stream=0, any_order=False)
+    assert [] == binding.calls
+
+
+# -- memory that is not pinned
+
+
+def test_pageable_memory_is_copied_run_by_run(rig):
+    """In words too."""
+    one = rig(pinned=0)
+    assert "copy_ per run: host memory is not pinned" == one.streams.copy_path
+    one.fill(1, 1.0)
+    one.streams.compute.synchronize()
+    one.streams.copy("d2h", [Run(1, 3, 2)], []).wait()
+    one.streams.copy("h2d", [Run(5, 3, 2)], []).wait()
+    assert (1.0, 1.0) == one.slot(3) == one.block(5)
+    assert [] == one.binding.calls
+
+
+def test_a_job_that_touches_an_unpinned_slot_is_copied_run_by_run(rig):
+    """The first pieces were registered, the last one was not."""
+    one = rig(pinned=8)
+    assert "cudaMemcpyBatchAsync for the 8 of 12 host slots that are pinned" == one.streams.copy_path
+    one.streams.copy("d2h", [Run(1, 6, 2)], [])
+    one.streams.copy("d2h", [Run(1, 7, 2)], [])
+    one.streams.copy("d2h", [Run(1, 0, 1), Run(3, 11, 1)], [])
+    assert 1 == len(one.binding.calls)
+
+
+def test_a_pageable_source_is_complete_before_it_is_staged(rig):
+    """The driver reads it inside of the call, so the mover's thread waits for the copy that still writes it."""
+    one = rig(pinned=8)
+    down = one.streams.copy("d2h", [Run(1, 0, 1)], [one.fill(1, 1.0)])
+    assert not down.query()
+    one.streams.copy("h2d", [Run(2, 0, 1), Run(3, 11, 1)], [down])
+    assert down.query()
+    one.streams.close()
+    assert (1.0, 1.0) == one.block(2)
+
+
+# -- order
+
+
+@pytest.mark.parametrize("geometry", [WHOLE, PADDED], ids=["whole", "padded"])
+def test_a_copy_down_comes_after_the_compute_that_writes(rig, geometry):
+    """R1, on real bytes."""
+    one = rig(geometry)
+    one.streams.copy("d2h", [Run(1, 3, 2)], [one.fill(1, 5.0)]).wait()
+    assert (5.0, 5.0) == one.slot(3)
+
+
+def test_a_copy_up_comes_after_the_compute_that_reads(rig):
+    """R2: the block's last owner still sees its own bytes."""
+    one = rig()
+    seen = []
+    one.fill(1, 1.0)
+    read = one.compute(lambda: seen.append(one.block(1)))
+    one.streams.copy("h2d", [Run(1, 0, 1)], [read]).wait()
+    assert [(1.0, 1.0)] == seen
+    assert (0.0, 0.0) == one.block(1)
+
+
+def test_compute_waits_for_a_copy_without_the_host(rig):
+    """R7: the wait is queued, nothing has run when it returns."""
+    one = rig()
+    one.arena.view(0)[:] = torch.full((one.geometry.block_bytes // 4,), 3.0).numpy().tobytes()
+    event = one.streams.copy("h2d", [Run(1, 0, 1)], [])
+    one.streams.compute_wait(event)
+    seen = []
+    after = one.compute(lambda: seen.append(one.block(1)))
+    assert not event.query()
+    assert [] == seen
+    after.wait()
+    assert [(3.0, 3.0)] == seen
+
+
+def test_down_and_up_again_without_waiting_between(rig):
+    """The copy up reads what the copy down writes: it is not allowed to read early."""
+    one = rig()
+    down = one.streams.copy("d2h", [Run(1, 0, 1)], [one.fill(1, 4.0)])
+    one.streams.copy("h2d", [Run(2, 0, 1)], [down]).wait()
+    assert (4.0, 4.0) == one.block(2)
+
+
+def test_an_event_of_the_host_is_waited_for_by_the_mover(rig):
+    """Both kinds may be mixed."""
+    one = rig()
+    host = HostEvent()
+    host.set()
+    one.streams.copy("d2h", [Run(1, 0, 1)], [host, one.fill(1, 4.0), DONE]).wait()
+    one.streams.compute_wait(host)
+    assert (4.0, 4.0) == one.slot(0)
+
+
+def test_nothing_runs_before_the_pool_is_ready(rig):
+    """It was zeroed on the default stream."""
+    one = rig()
+    seen = []
+    one.driver.default.push(lambda: seen.append("zeroed"))
+    one.streams.bind(Memory(pool=one.pool, arena=one.arena))
+    one.compute(lambda: seen.append("computed")).wait()
+    assert ["zeroed", "computed"] == seen
+
+
+# -- events
+
+
+def test_events_are_used_again_once_nobody_holds_them(rig):
+    """A thousand steps need a handful."""
+    one = rig()
+    one.streams.record().wait()
+    before = Event.made
+    for _ in range(1000):
+        one.streams.record().wait()
+    assert before == Event.made
+    held = [one.streams.record() for _ in range(5)]
+    assert before + 4 >= Event.made
+    assert 5 == len({id(event.native) for event in held})
+
+
+def test_a_stream_that_waits_for_an_event_is_not_disturbed_by_its_next_use(rig):
+    """It waits for the point that the event stood for."""
+    one = rig()
+    one.arena.view(0)[:] = torch.full((one.geometry.block_bytes // 4,), 3.0).numpy().tobytes()
+    event = one.streams.copy("h2d", [Run(1, 0, 1)], [])
+    one.streams.compute_wait(event)
+    native = event.native
+    del event
+    again = one.streams.record()
+    assert native is again.native
+    seen = []
+    one.compute(lambda: seen.append(one.block(1))).wait()
+    assert [(3.0, 3.0)] == seen
+
+
+def test_an_event_that_has_happened_is_not_asked_for_again(rig):
+    """Its answer stays, whatever the driver's event is used for."""
+    one = rig()
+    event = one.streams.record()
+    assert not event.query()
+    event.wait()
+    event.native.record(one.streams.compute)
+    assert event.query()
+    event.wait()
+
+
+# -- what a machine has
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        ({}, ""),
+        ({"major": 12}, ""),
+        ({"major": 12, "version": 12080}, ""),
+        ({"version": 0}, "there is no CUDA driver"),
+        ({"major": 12, "version": 12040}, "the CUDA driver is of version 12.4, 12.8 is needed"),
+        (
+            {"major": 13, "version": 12090},
+            'cuda-bindings is for CUDA 13.0, the driver for 12.9 (pip install "cuda-bindings<13")',
+        ),
+    ],
+)
+def test_why_copies_cannot_be_batched_is_said_in_words(options, reason):
+    """With the versions and what to do."""
+    assert reason == why_not(Binding(Driver(), **options))
+
+
+def test_a_binding_without_the_call_is_too_old():
+    """Before 12.8 there was none."""
+    assert "older than CUDA 12.8" in why_not(SimpleNamespace())
+
+
+def test_a_driver_that_cannot_be_opened_is_no_driver():
+    """CUDA 12's binding raises where 13's answers 0."""
+
+    def missing():
+        raise RuntimeError("Failed to dlopen libcuda.so.1")
+
+    binding = Binding(Driver())
+    binding.cudaDriverGetVersion = missing
+    assert "there is no CUDA driver" == why_not(binding)
+
+
+def test_this_machine_answers():
+    """With a reason, or with a batched copy that the real binding accepts."""
+    found = batch_copy()
+    assert available() == (found if isinstance(found, str) else "")
+    streams = CudaStreams(torch.device("cpu"), native=Driver())
+    assert streams.copy_path == ("cudaMemcpyBatchAsync" if available() == "" else f"copy_ per run: {available()}")
+
+
+def test_the_real_binding_takes_our_arguments():
+    """Where it is installed: without a driver it refuses, but in the driver's words and not in its own."""
+    runtime = pytest.importorskip("cuda.bindings.runtime")
+    if available() == "":
+        pytest.skip("there is a driver: tests/gpu copies for real")
+    batch = BatchCopy(runtime)
+    with pytest.raises((BatchRefused, RuntimeError), match=r"InsufficientDriver|NoDevice|libcuda|cuInit"):
+        batch.submit(Copies([4096, 8192], [12288, 16384], [10, 20]), stream=4711, any_order=True)
