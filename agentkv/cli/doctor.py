@@ -1,10 +1,12 @@
-"""`agentkv doctor`: what is installed, what the machine has, what would be used. It changes nothing."""
+"""`agentkv doctor`: what is installed, what the machine has, what would be used. It leaves nothing behind."""
 
 from __future__ import annotations
 
 import json
 import shutil
+import time
 from importlib import metadata
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -18,10 +20,13 @@ def register(app: typer.Typer) -> None:
 
 
 def doctor(
+    *,
+    disk: Annotated[Path | None, typer.Option(help="A folder for the disk tier: try whether it would work.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of a table.")] = False,
 ) -> None:
     """What is installed here, what the machine has, and what agentkv would use."""
     findings = _findings()
+    findings["Tiers"] = _tiers(disk)
     if as_json:
         typer.echo(json.dumps(findings))
         return
@@ -75,3 +80,60 @@ def _would_use() -> dict[str, str]:
     except ImportError as error:
         return {"embedded engine": f"no: {error.name or error} is missing; pip install 'agentkv-sdk[local]'"}
     return describe_device()
+
+
+def _tiers(disk: Path | None) -> dict[str, str]:
+    """How blocks would be copied, whether the disk tier would work, and what was calibrated."""
+    return {
+        "copy path": _copy_path(),
+        "disk tier": "off: no folder was given; try one with --disk" if disk is None else _disk_state(disk),
+        **_calibrations(),
+    }
+
+
+def _copy_path() -> str:
+    """What moves blocks between host and device."""
+    try:
+        import torch
+    except ImportError:
+        return "none: torch is not installed"
+    if not torch.cuda.is_available():
+        return "memmove on threads (CPU)"
+    try:
+        from agentkv.kv.streams.batch import available
+    except ImportError:
+        return "CUDA copy engines, one copy for each run of blocks"
+    found = available()
+    if isinstance(found, str):
+        return f"CUDA copy engines, one copy for each run of blocks ({found})"
+    return "CUDA copy engines, " + ("batches of blocks" if found else "one copy for each run of blocks")
+
+
+def _disk_state(disk: Path) -> str:
+    """Make the smallest disk tier below `disk` and remove it again."""
+    from agentkv.errors import DiskUnavailable
+    from agentkv.kv.slab import Slab
+    from agentkv.runtime.calibration import only_borrowed
+    from agentkv.runtime.machine import mount_of
+    from agentkv.units import MIB, format_bytes
+
+    try:
+        with only_borrowed(disk), Slab(disk, MIB, MIB // 4):
+            free = format_bytes(shutil.disk_usage(disk).free)
+            return f"works: {free} free at {disk}, {mount_of(disk)}"
+    except DiskUnavailable as error:
+        return f"off: {error}"
+
+
+def _calibrations() -> dict[str, str]:
+    """One row for each model that was measured on this machine, newest last."""
+    from agentkv.runtime.ratefiles import saved_here
+    from agentkv.units import format_seconds
+
+    rows: dict[str, list[str]] = {}
+    for place, rates in reversed(saved_here()):
+        age_s = max(0.0, time.time() - rates.measured_at)
+        runs = f"{rates.samples} run{'s' if rates.samples > 1 else ''}"
+        words = f"{place.device}, {place.mount or 'no disk'}, {format_seconds(age_s)} ago, {runs}"
+        rows.setdefault(f"calibration of {place.model}", []).append(words)
+    return {name: "; ".join(words) for name, words in rows.items()} or {"calibration": "none: run `agentkv calibrate`"}

@@ -32,7 +32,9 @@ def draw(path: Path, crossing: Crossover, *, title: str) -> None:
     tokens = [row.tokens for row in crossing.rows]
     axes.plot(tokens, [row.recompute_s for row in crossing.rows], "o-", color="tab:red", label="recompute")
     axes.plot(tokens, [row.host_s for row in crossing.rows], "s-", color="tab:blue", label="from host")
-    axes.plot(tokens, [_or_gap(row.disk_s) for row in crossing.rows], "^-", color="tab:green", label="from disk")
+    disk = [row.disk_s for row in crossing.rows if row.disk_s is not None]
+    if disk:
+        axes.plot(tokens, disk, "^-", color="tab:green", label="from disk")
     for name, at, color in (
         ("host", crossing.host_tokens, "tab:blue"),
         ("disk", crossing.disk_tokens, "tab:green"),
@@ -51,7 +53,3 @@ def draw(path: Path, crossing: Crossover, *, title: str) -> None:
         figure.savefig(path, dpi=150)
     except OSError as error:
         raise ConfigError(f"--plot {path} cannot be written: {error.strerror or error}") from error
-
-
-def _or_gap(seconds: float | None) -> float:
-    return math.nan if seconds is None else seconds

@@ -30,6 +30,9 @@ _CHUNK_TOKENS = 512
 _POOL_BYTES = GIB
 """Beyond this the timed context's blocks repeat: larger than a cache is large enough."""
 _NEEDED_PLACES = 3
+_WARM_TOKENS = 64
+_SMALL_CHUNK_TOKENS = 256
+"""Where a whole chunk takes too long; smaller ones are computed in another way."""
 _METER_TOKENS = 128
 """Steps with fewer prompt tokens say little about the prefill rate."""
 
@@ -72,8 +75,8 @@ def time_chunks(
 
     from agentkv.engine.local.runner import Runner, Span
 
-    places = _places(min(loaded.context_tokens, LONGEST_TOKENS), chunk_tokens)
-    longest = -(-max(end for _, end in places) // BLOCK_TOKENS)
+    limit_tokens = min(loaded.context_tokens, LONGEST_TOKENS)
+    longest = -(-limit_tokens // BLOCK_TOKENS)
     real = max(1, min(longest, _POOL_BYTES // loaded.geometry.block_bytes))
     shape = (real + 1, *loaded.geometry.block_shape)
     pool = torch.zeros(shape, dtype=loaded.model.dtype, device=loaded.device)
@@ -88,7 +91,11 @@ def time_chunks(
         return timer() - began_s
 
     end_s = timer() + seconds
-    run(*places[0])  # the first forward grows buffers
+    warm = min(_WARM_TOKENS, limit_tokens, chunk_tokens)
+    warm_s = run(0, warm)  # the first forward grows buffers
+    if chunk_tokens > _SMALL_CHUNK_TOKENS and _NEEDED_PLACES * warm_s * chunk_tokens / warm > seconds:
+        chunk_tokens = _SMALL_CHUNK_TOKENS
+    places = _places(limit_tokens, chunk_tokens)
     timings: list[Timing] = []
     for i, (start, end) in enumerate(itertools.cycle(places)):
         if i >= _NEEDED_PLACES and timer() >= end_s:
