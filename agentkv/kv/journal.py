@@ -124,6 +124,13 @@ class Journal:
         with self._lock:
             self._forget(name)
 
+    def compact(self) -> None:
+        """Write the file anew: what was freed and forgotten is gone from it."""
+        with self._lock:
+            self._settle()
+            if self.off is None:
+                self._rewrite()
+
     def check(self) -> None:
         """Read the file and compare it with what we know."""
         with self._lock:

@@ -13,6 +13,7 @@ import hashlib
 import os
 import re
 import shutil
+import time
 import uuid
 import weakref
 from pathlib import Path
@@ -25,6 +26,8 @@ STORE_PREFIX = "store-"
 LOCK = ".lock"
 _PLAIN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}(\.[A-Za-z0-9_-]{1,32}){0,3}")
 _HASHED = "hashed."
+_GLANCE_S = 0.005
+"""Longer than anybody holds a lock just to see whether it is free."""
 
 
 class StoreBusy(DiskUnavailable):
@@ -75,11 +78,20 @@ class Lair:
         root = Path(root)
         try:
             root.mkdir(mode=0o700, parents=True, exist_ok=True)
-            lock_path = root / (folder_name(name) + LOCK)
-            fd = _take_store_lock(lock_path)
-            return cls(lock_path.with_suffix(""), lock_path, fd, lasting=True)
+            return cls.of(root / folder_name(name))
         except OSError as error:
             raise _unavailable(root, error) from error
+
+    @classmethod
+    def of(cls, folder: Path) -> Lair:
+        """The store in `folder`. Raises StoreBusy, or OSError."""
+        lock_path = folder.with_name(folder.name + LOCK)
+        return cls(folder, lock_path, _take_store_lock(lock_path), lasting=True)
+
+    def remove(self) -> None:
+        """`close`, and nothing is left of it."""
+        self.lasting = False
+        self.close()
 
     def close(self) -> None:
         """Let go; a private folder is removed with its lock. Idempotent. In a forked child nothing happens."""
@@ -129,14 +141,16 @@ def folder_name(store: str) -> str:
 
 
 def holder(lock_path: Path) -> str | None:
-    """Who has the lock, in words; None if no living process does."""
-    try:
-        fd = _try_lock(lock_path)
-    except OSError:
-        return None
-    if fd is not None:
-        os.close(fd)
-        return None
+    """Who has the lock, in words; None if no living process does. Takes it for a moment to see."""
+    for _ in range(3):
+        try:
+            fd = _try_lock(lock_path)
+        except OSError:
+            return None
+        if fd is not None:
+            os.close(fd)
+            return None
+        time.sleep(_GLANCE_S)
     return _who(lock_path) if lock_path.exists() else None
 
 
@@ -194,8 +208,7 @@ def _take_store_lock(path: Path) -> int:
                 os.ftruncate(fd, 0)
                 os.pwrite(fd, str(os.getpid()).encode(), 0)
             return fd
-        if path.exists():
-            break
+        time.sleep(_GLANCE_S)
     raise StoreBusy(f"{_who(path)} has {path.with_name(path.name.removesuffix(LOCK))}")
 
 
