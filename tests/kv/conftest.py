@@ -113,8 +113,12 @@ class Rig:
     def write(self, session, blocks, keys, at):
         """Compute the block number `at`; appends the device block to use."""
         (block,) = self.until(lambda: self.tiers.allocate(1))
+        blocks.append(self.compute(session, block, keys, at))
+
+    def compute(self, session, block, keys, at):
+        """Compute the block number `at` into a private one; returns the device block to use."""
         self.streams.launch(lambda: self.tiers.pool[block].copy_(content(keys[at])))
-        blocks.append(self.tiers.commit(session, block, keys[at], keys[at - 1] if at else None, self.streams.record()))
+        return self.tiers.commit(session, block, keys[at], keys[at - 1] if at else None, self.streams.record())
 
     def turn_of(self, session, keys, *, task=None):
         """A whole model call: lease, read, compute what is missing, read all again, hold, release."""
