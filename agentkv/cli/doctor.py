@@ -99,14 +99,10 @@ def _copy_path() -> str:
         return "none: torch is not installed"
     if not torch.cuda.is_available():
         return "memmove on threads (CPU)"
-    try:
-        from agentkv.kv.streams.batch import available
-    except ImportError:
-        return "CUDA copy engines, one copy for each run of blocks"
-    found = available()
-    if isinstance(found, str):
-        return f"CUDA copy engines, one copy for each run of blocks ({found})"
-    return "CUDA copy engines, " + ("batches of blocks" if found else "one copy for each run of blocks")
+    from agentkv.kv.streams.batch import available
+
+    why_not = available()
+    return "CUDA copy engines, " + (f"one copy for each run of blocks: {why_not}" if why_not else "batches of blocks")
 
 
 def _disk_state(disk: Path) -> str:
