@@ -39,7 +39,8 @@ def figures(
         },
         "host": _slots(host.slots, len(host.free), size) | {"pinned_bytes": host.pinned_bytes} if host else None,
         "disk": _slots(slab.capacity, slab.capacity - slab.used, size)
-        | {"off": transfers.stalled or slab.off, "short": slab.short}
+        | slab.stats()
+        | {"off": transfers.stalled or slab.off}
         if slab
         else None,
         "moving_blocks": len(transfers.under_way),

@@ -10,10 +10,9 @@ call (tickets, receipts, room) is called after it is released.
 
 from __future__ import annotations
 
-import threading
+import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from typing import Any, Self
 
 import torch
@@ -26,8 +25,10 @@ from agentkv.kv.book import Book
 from agentkv.kv.carrier import Carrier
 from agentkv.kv.device import DevicePool
 from agentkv.kv.geometry import BLOCK_TOKENS, Geometry
+from agentkv.kv.guard import Guard
 from agentkv.kv.host import HostArena
 from agentkv.kv.index import BlockKey
+from agentkv.kv.keep import Describe, Keep, Revived
 from agentkv.kv.leases import Leases
 from agentkv.kv.mover import LaneName
 from agentkv.kv.moves import Moves
@@ -77,10 +78,8 @@ class Tiers:
         self._slab = slab
         self._clock: Clock = clock or SystemClock()
         self._book = Book()
-        self._lock = threading.Lock()
-        self._quiet = threading.Condition(self._lock)
-        self._watchers: list[Callable[[], None]] = []
-        self._room_changed = False
+        self._guard = Guard()
+        self._lock, self._locked = self._guard.lock, self._guard.locked
         self._pressed = False
         self._closed = False
         self._moved: Counter[str] = Counter()
@@ -97,7 +96,7 @@ class Tiers:
             slab=slab,
             streams=self.streams,
             now_s=now_s,
-            locked=self._copying,
+            locked=self._guard.copying,
             rates_bytes_s=_rates(on_gpu=self._device.pool.is_cuda),
             verify=verify,
             threads=threads,
@@ -111,10 +110,14 @@ class Tiers:
             book=self._book,
             device=self._device,
             transfers=self._transfers,
-            locked=self._copying,
+            locked=self._guard.copying,
             now_s=now_s,
             template_window_s=template_window_s,
         )
+        self._guard.turn, self._guard.idle = self._turn, lambda: self._transfers.idle
+        self._keep = Keep(self._book, slab, block_bytes=geometry.block_bytes, wall_s=time.time)
+        self.revived: list[Revived] = self._keep.revive(now_s())
+        """Sessions of an earlier process, longest unused first."""
 
     @property
     def pool(self) -> torch.Tensor:
@@ -126,32 +129,13 @@ class Tiers:
         """Usable device blocks."""
         return self._device.num_blocks
 
-    @contextmanager
-    def _locked(self) -> Iterator[None]:
-        """The lock; on its release trips advance and watchers are called."""
-        with self._lock:
-            yield
-            self._carrier.expire()
-            self._moves.expire()
-            self._transfers.advance()
-            if self._transfers.idle:
-                self._quiet.notify_all()
-            calls, self._transfers.calls = self._transfers.calls, []
-            if self._room_changed:
-                self._room_changed = False
-                calls += self._watchers
-        for call in calls:
-            try:
-                call()
-            except Exception as error:
-                failed("kv_callback_failed", error=repr(error))
-
-    @contextmanager
-    def _copying(self) -> Iterator[None]:
-        """The lock, for the lanes: whenever a copy starts or ends, there may be room."""
-        with self._locked():
-            self._room_changed = True
-            yield
+    def _turn(self) -> list[Callable[[], None]]:
+        """Ends each locked section; returns what is to be called after it."""
+        self._carrier.expire()
+        self._moves.expire()
+        self._transfers.advance()
+        calls, self._transfers.calls = self._transfers.calls, []
+        return calls
 
     # -- the engine's side
 
@@ -212,7 +196,7 @@ class Tiers:
         """
         with self._locked():
             self._leases.release(session, blocks, used)
-            self._room_changed = True
+            self._guard.room_changed = True
 
     def hold(
         self,
@@ -235,7 +219,7 @@ class Tiers:
             holding = self._book.holdings[session]
             holding.template_blocks = template_tokens // BLOCK_TOKENS
             holding.background = background
-            self._room_changed = True
+            self._guard.room_changed = True
 
     # -- the planner's side
 
@@ -259,6 +243,10 @@ class Tiers:
 
         def deliver(receipt: Receipt) -> None:
             self._moved[receipt.outcome.value] += 1
+            if receipt.blocks and move.to == Tier.DISK:
+                self._keep.note(move.session)
+            elif move.action == Action.DROP:
+                self._keep.forget(move.session)
             if on_receipt is not None:
                 on_receipt(receipt)
 
@@ -266,7 +254,7 @@ class Tiers:
             with self._locked():
                 self._refuse_if_closed()
                 self._moved[move.action.value] += 1
-                self._room_changed |= move.action == Action.DROP
+                self._guard.room_changed |= move.action == Action.DROP
                 return self._moves.carry_out(move, deliver)
         except Exception as error:
             failed("kv_move_failed", session=move.session, action=move.action.value, error=repr(error))
@@ -279,14 +267,41 @@ class Tiers:
         """
         with self._locked():
             self._moves.forget(session)
-            self._room_changed = True
+            self._guard.room_changed = True
+        self._keep.forget(session)
 
     def drop_task(self, task: str) -> None:
         """`drop` each of the task's sessions; their templates stay for a short window, if nobody needs the room."""
         with self._locked():
-            for session in [one.session for one in self._book.holdings.values() if one.task == task]:
+            sessions = [one.session for one in self._book.holdings.values() if one.task == task]
+            for session in sessions:
                 self._moves.forget(session, keep_template=True)
-            self._room_changed = True
+            self._guard.room_changed = True
+        for session in sessions:
+            self._keep.forget(session)
+
+    def describe(self, fn: Describe) -> None:
+        """Have `fn` asked, from any thread, what to keep of a session beside its blocks, when it goes to disk."""
+        self._keep.describe = fn
+
+    def save(self, timeout_s: float) -> bool:
+        """Write every session to disk for the next process, latest used first. False if there is no lasting disk, or
+        not all was written in time.
+        """
+        if not self._keep.lasting:
+            return False
+        with self._lock:
+            sessions = sorted(self._book.holdings.values(), key=lambda one: -one.used_s)
+        for holding in sessions:
+            move = Move(session=holding.session, action=Action.WRITE, to=Tier.DISK, reason="it is kept for later")
+            if not self.apply(move):
+                self._keep.note(holding.session)
+        try:
+            self.quiesce(timeout_s)
+        except TimeoutError as error:
+            failed("kv_not_all_saved", error=str(error))
+            return False
+        return True
 
     def vacate(self, session: str, tier: Tier) -> int:
         """Give up the session's unused copies in `tier` that are elsewhere too, pressed or not; returns how many."""
@@ -296,7 +311,7 @@ class Tiers:
             spare = [b for b in found if any(b.has(other) for other in Tier if other != tier)]
             for block in spare:
                 self._transfers.evict(block, tier)
-            self._room_changed = True
+            self._guard.room_changed = True
             return len(spare)
 
     def expect(self, session: str, at_s: float | None) -> None:
@@ -308,8 +323,7 @@ class Tiers:
 
     def on_room(self, fn: Callable[[], None]) -> None:
         """Have `fn` called, from any thread, whenever blocks may have become free or evictable."""
-        with self._lock:
-            self._watchers = [*self._watchers, fn]
+        self._guard.watch(fn)
 
     def set_pressed(self, flag: bool) -> None:
         """Somebody waits for device memory; shown in every Residency."""
@@ -331,7 +345,8 @@ class Tiers:
     def check(self) -> None:
         """Recount everything that is counted twice; AssertionError if it differs."""
         with self._lock:
-            check(self._book, self._device, self._host, self._slab, self._transfers)
+            slab = None if self._closed else self._slab
+            check(self._book, self._device, self._host, slab, self._transfers)
 
     def tick(self) -> None:
         """Give up disk copies that are over their deadline; for somebody who waits."""
@@ -345,9 +360,8 @@ class Tiers:
 
     def quiesce(self, timeout_s: float) -> None:
         """Wait until no trip is under way. Raises TimeoutError."""
-        with self._lock:
-            if not self._quiet.wait_for(lambda: self._transfers.idle, timeout_s):
-                raise TimeoutError(f"{len(self._transfers.under_way)} blocks still move after {timeout_s} s")
+        if not self._guard.wait_until_idle(timeout_s):
+            raise TimeoutError(f"{len(self._transfers.under_way)} blocks still move after {timeout_s} s")
 
     def close(self) -> None:
         """End what moves, free host memory and disk. Idempotent; the pool tensor lives as long as somebody uses it.

@@ -18,6 +18,7 @@ from agentkv.clock import Clock, SystemClock
 from agentkv.core.residency import Move, Receipt, Residency
 from agentkv.core.task import Caller
 from agentkv.engine.base import Chunk, Generation, Request, Stream
+from agentkv.engine.local.archive import disk_tier, revive
 from agentkv.engine.local.batch import Batch, Turn
 from agentkv.engine.local.chat import Written
 from agentkv.engine.local.intake import Intake
@@ -27,25 +28,27 @@ from agentkv.engine.local.runner import Runner
 from agentkv.engine.local.sampler import choose
 from agentkv.engine.local.sequence import Sequence
 from agentkv.engine.local.sessions import Sessions
-from agentkv.errors import Closed, ConfigError, DiskUnavailable, ModelError
+from agentkv.errors import Closed, ConfigError, ModelError
 from agentkv.kv.geometry import BLOCK_TOKENS
 from agentkv.kv.index import root_key
-from agentkv.kv.slab import Slab
 from agentkv.kv.streams import Streams
 from agentkv.kv.tiers import Tiers
-from agentkv.log import failed, warn_once
+from agentkv.log import failed
 
 _RETRY_S = 0.02
 """Longest sleep while somebody waits for memory; `on_room` usually wakes us earlier."""
 _RATE_TOKENS = 128
 """Steps with fewer prompt tokens say little about the prefill rate."""
 _RATE_MEMORY = 0.8
+_SAVE_S = 60.0
+"""The longest that `close` writes what is to be kept."""
 
 
 class LocalEngine:
     """A Hugging Face model over tiered KV blocks; see engine/base.py for the protocol.
 
-    `device_memory`, `host_memory` (0: no such tier) and `disk_memory` are bytes; `salt` separates tenants. A context
+    `device_memory`, `host_memory` (0: no such tier) and `disk_memory` are bytes; `salt` separates tenants; with `persist` sessions
+    are on disk when it closes, for the next engine with this model, salt and disk. A context
     manager; `close()` is idempotent and ends every call with Closed. Raises ConfigError on sizes that cannot work.
     """
 
@@ -58,6 +61,7 @@ class LocalEngine:
         disk: Path | None = None,
         disk_memory: int = 0,
         salt: str = "",
+        persist: bool = False,
         chunk_tokens: int = 512,
         max_batch: int = 16,
         clock: Clock | None = None,
@@ -68,7 +72,10 @@ class LocalEngine:
         self.model = model.name
         self._pid = os.getpid()
         self._clock: Clock = clock or SystemClock()
-        slab, self._disk_off = _slab(disk, disk_memory, model.geometry.block_bytes)
+        if persist and disk is None:
+            raise ConfigError("persist=True needs a disk: a folder in which sessions are kept")
+        root = root_key(fingerprint=model.fingerprint, salt=salt)
+        slab, self._disk_off = disk_tier(disk, disk_memory, model.geometry.block_bytes, root.hex() if persist else None)
         try:
             self.tiers = Tiers(
                 geometry=model.geometry,
@@ -85,7 +92,8 @@ class LocalEngine:
             raise
         self._sessions = Sessions()
         self._restores = Restores()
-        root = root_key(fingerprint=model.fingerprint, salt=salt)
+        self._persist = persist
+        revive(self.tiers, self._sessions, self.model)
         pool_tokens = self.tiers.num_blocks * BLOCK_TOKENS
         self.context_tokens = min(model.context_tokens, pool_tokens)
         """The most that a prompt and its answer may have together, by the model and by the device memory."""
@@ -174,6 +182,8 @@ class LocalEngine:
         self._wake.set()
         if self._thread is not threading.current_thread():
             self._thread.join()
+        if self._persist:
+            self.tiers.save(_SAVE_S)
         self.tiers.close()
         atexit.unregister(self.close)
 
@@ -367,17 +377,6 @@ class LocalEngine:
             except Exception as second:
                 failed("engine_call_not_settled", error=repr(second))
             sequence.stream.fail(ModelError(f"the model failed while computing: {error!r}"))
-
-
-def _slab(disk: Path | None, disk_memory: int, block_bytes: int) -> tuple[Slab | None, str]:
-    """The disk tier and "", or None and why it is off: without it the engine works, only less well."""
-    if disk is None:
-        return None, "no folder was given"
-    try:
-        return Slab(disk, disk_memory, block_bytes), ""
-    except DiskUnavailable as error:
-        warn_once("disk_tier_off", reason=str(error))
-        return None, str(error)
 
 
 def _of(good: list[Turn], turns: list[Turn], tokens: list[int | ModelError]) -> list[int | ModelError]:

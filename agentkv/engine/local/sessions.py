@@ -126,6 +126,26 @@ class Sessions:
         idle = itertools.islice((name for name, task in self._tasks.items() if not task.busy), many)
         return [key for name in list(idle) for key in self._forget_task(name)]
 
+    def revive(self, session: Session) -> None:
+        """Take in a session of an earlier process, with its task."""
+        with self._lock:
+            task = self._tasks.get(session.task)
+            if task is None:
+                self._ordinal += 1
+                task = self._tasks[session.task] = _Task(ordinal=self._ordinal)
+            head, _, number = session.key.rpartition("#")
+            if head == session.task and number.isdecimal():
+                task.made = max(task.made, int(number))  # no new session may get this one's name
+            task.sessions[session.key] = session
+            for branch in session.branches:
+                _remember(task.last, branch, session.key)
+            self._by_key[session.key] = session
+
+    def get(self, key: str) -> Session | None:
+        """The session of that name."""
+        with self._lock:
+            return self._by_key.get(key)
+
     def leave(self, session: Session) -> None:
         """A call of `session` has ended."""
         with self._lock:
