@@ -171,15 +171,15 @@ def park_session(engine: LocalEngine, session: str, to: Tier = Tier.HOST) -> Non
     read from here on is a loaded copy. Needs room for all of it in the tiers that it goes through.
     """
     done = threading.Event()
-    outcomes: list[Outcome] = []
+    receipts: list[Receipt] = []
 
-    def receipt(receipt: Receipt) -> None:
-        outcomes.append(receipt.outcome)
+    def ended(receipt: Receipt) -> None:
+        receipts.append(receipt)
         done.set()
 
-    engine.apply(Move(session=session, action=Action.DEMOTE, to=to, reason="test"), receipt)
+    engine.apply(Move(session=session, action=Action.DEMOTE, to=to, reason="test"), ended)
     assert done.wait(20)
-    assert outcomes[0] in {Outcome.DONE, Outcome.NOTHING}
+    assert receipts[0].outcome in {Outcome.DONE, Outcome.NOTHING}, receipts[0].detail
     engine.tiers.quiesce(20)
     for tier in range(to):
         engine.tiers.vacate(session, Tier(tier))
@@ -216,3 +216,18 @@ def flip() -> Callable[..., None]:
             file.write(bytes([byte ^ 4]))
 
     return turn
+
+
+@pytest.fixture(scope="session")
+def slots_on_disk() -> Callable[[LocalEngine, Path], list[tuple[Path, int]]]:
+    """(file, offset) of every disk slot below a folder that holds something, in the order of the files."""
+
+    def find(engine: LocalEngine, folder: Path) -> list[tuple[Path, int]]:
+        size = engine.tiers.geometry.slot_bytes
+        found = []
+        for path in sorted(folder.rglob("segment-*")):
+            data = path.read_bytes()
+            found += [(path, at) for at in range(0, len(data), size) if any(data[at : at + 64])]
+        return found
+
+    return find

@@ -91,25 +91,15 @@ def test_at_block_borders_a_restored_prompt_reuses_all_but_its_last_token(  # no
         park(engine, generation.session, to)
 
 
-def _blocks_on_disk(engine, folder):
-    """(file, offset) of every slot that holds something, in the order of the file."""
-    size = engine.tiers.geometry.slot_bytes
-    found = []
-    for path in sorted(folder.rglob("segment-*")):
-        data = path.read_bytes()
-        found += [(path, at) for at in range(0, len(data), size) if any(data[at : at + 64])]
-    return found
-
-
 def test_a_hole_at_the_beginning_ends_every_hit(  # noqa: PLR0917  fixtures
-    tiny, start, ask, park, flip, tmp_path
+    tiny, start, ask, park, flip, slots_on_disk, tmp_path
 ):
     """Block 0 is lost, the later ones are still there: nothing is reused, and the answer is that of a cold run (K18)."""
     engine = start(host=60, disk=tmp_path, disk_memory=32 << 20)
     prompt = _prompt(0, 150)
     first = engine.submit(ask(prompt, 1, task="t")).result(60)
     park(engine, first.session, Tier.DISK)
-    path, at = _blocks_on_disk(engine, tmp_path)[0]
+    path, at = slots_on_disk(engine, tmp_path)[0]
     flip(path, at + 33)
     # the first call finds the rot, the second finds a hole already; other tasks, hence no memory of the session
     for task in ("other", "third"):
