@@ -18,7 +18,7 @@ import pytest
 import torch
 
 from agentkv.core.residency import Action, Tier
-from agentkv.kv import tiers as tiers_module
+from agentkv.kv import guard as guard_module
 from agentkv.kv.device import DevicePool
 from agentkv.kv.geometry import Geometry
 from agentkv.kv.room import Room
@@ -429,7 +429,7 @@ def test_r8_without_the_lock_two_threads_get_one_block(rig_class, monkeypatch):
 
     assert [] == quarrel(make_rig)
     monkeypatch.setattr(
-        tiers_module, "threading",
+        guard_module, "threading",
         SimpleNamespace(Lock=NoLock, RLock=NoLock, Condition=threading.Condition, Thread=threading.Thread, Event=threading.Event),
     )  # fmt: skip
     assert any(quarrel(make_rig, 20_000) for _ in range(5))
