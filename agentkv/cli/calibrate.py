@@ -63,9 +63,8 @@ def calibrate(
         console.print("interrupted: nothing was saved")
         raise typer.Exit(INTERRUPTED) from None
     saved = save_rates(found.place, found.rates)
-    crossing = crossover(
-        found.rates, found.bytes_per_token, table_lengths(min(found.context_tokens, LONGEST_ROW_TOKENS))
-    )
+    lengths = table_lengths(min(found.place.context_tokens, LONGEST_ROW_TOKENS))
+    crossing = crossover(found.rates, found.place.token_bytes, lengths)
     if plot is not None:
         plots.draw(plot, crossing, title=f"{found.place.model} on {_machine(found)}")
     if as_json:
@@ -86,8 +85,8 @@ def to_json(found: Calibration, crossing: Crossover, *, saved: Path | None, plot
         "machine": {"cpu": place.cpu, "cores": place.cores, "device": place.device, "disk": place.mount},
         "model": {
             "name": place.model,
-            "bytes_per_token": found.bytes_per_token,
-            "context_tokens": found.context_tokens,
+            "bytes_per_token": place.token_bytes,
+            "context_tokens": place.context_tokens,
         },
         "rates": {
             "memcpy_bytes_s": rates.memcpy_bytes_s,

@@ -37,12 +37,10 @@ _LEAST_TOKENS = 512
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Calibration:
-    """One measurement: what, where, and for which contexts it is meant. `disk_off` says why no disk was measured."""
+    """One measurement: where, and what. `disk_off` says why no disk was measured."""
 
     place: Place
     rates: Rates
-    bytes_per_token: int
-    context_tokens: int
     disk_off: str
 
 
@@ -96,8 +94,6 @@ def calibrate(
             prefill=prefill,
             measured_at=time.time(),
         ),
-        bytes_per_token=loaded.geometry.token_bytes,
-        context_tokens=loaded.context_tokens,
         disk_off=off,
     )
 

@@ -25,6 +25,7 @@ _OCTAL = re.compile(r"\\([0-7]{3})")  # how mountinfo writes a space
 class Place:
     """`machine` is a digest of the machine's id, `fingerprint` the model's content with its geometry, `cores` how many
     the process may use, `mount` the disk tier's file system, None without one. `model` is for people only.
+    `token_bytes` and `context_tokens` follow from the model: a crossover can be computed without loading it.
     """
 
     machine: str
@@ -33,6 +34,8 @@ class Place:
     device: str
     fingerprint: str
     model: str
+    token_bytes: int
+    context_tokens: int
     mount: str | None = None
 
     @classmethod
@@ -47,6 +50,8 @@ class Place:
             device=device_name(loaded),
             fingerprint=loaded.fingerprint.hex(),
             model=loaded.name,
+            token_bytes=loaded.geometry.token_bytes,
+            context_tokens=loaded.context_tokens,
             mount=None if disk is None else mount_of(disk),
         )
 

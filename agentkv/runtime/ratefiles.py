@@ -22,6 +22,7 @@ from agentkv.runtime.machine import Place, machine_digest
 SCHEMA = "agentkv.rates/1"
 _LARGEST_BYTES = 1 << 16
 _STALE_PART_S = 3600.0
+_NUMBERS = ("cores", "token_bytes", "context_tokens")
 
 
 def rates_folder() -> Path:
@@ -103,8 +104,11 @@ def _read(path: Path) -> tuple[Place, Rates] | None:
             raise ConfigError(f"schema {told['schema']!r}")
         rates = Rates(**{**told["rates"], "prefill": Prefill(**told["rates"]["prefill"])})
         place = Place(**told["place"])
-        if any(not isinstance(value, str) for name, value in asdict(place).items() if name not in ("cores", "mount")):
-            raise ConfigError("a place is described in words")
+        for name, value in asdict(place).items():
+            if name in _NUMBERS and (type(value) is not int or value < 1):
+                raise ConfigError(f"{name}={value!r} is not a number of anything")
+            if name not in _NUMBERS and not isinstance(value, str) and (name, value) != ("mount", None):
+                raise ConfigError(f"{name}={value!r} is not a word")
     except (ValueError, TypeError, KeyError, RecursionError):  # ConfigError is a ValueError
         count("calibration_unreadable")
         return None

@@ -26,7 +26,17 @@ from agentkv.runtime.ratefiles import load_rates, rates_folder
 
 GB = 1e9
 TOKEN_BYTES = 131_072
-PLACE = Place(machine="m", cpu="Some CPU", cores=2, device="cpu", fingerprint="ab", model="some-model", mount="/ (x)")
+PLACE = Place(
+    machine="m",
+    cpu="Some CPU",
+    cores=2,
+    device="cpu",
+    fingerprint="ab",
+    model="some-model",
+    token_bytes=TOKEN_BYTES,
+    context_tokens=131_072,
+    mount="/ (x)",
+)
 
 
 def rates(**changed):
@@ -40,9 +50,7 @@ def rates(**changed):
 
 
 def found(**changed):
-    return Calibration(
-        place=PLACE, rates=rates(**changed), bytes_per_token=TOKEN_BYTES, context_tokens=131_072, disk_off=""
-    )
+    return Calibration(place=PLACE, rates=rates(**changed), disk_off="")
 
 
 @pytest.fixture

@@ -16,7 +16,16 @@ from agentkv.runtime.machine import Place, machine_digest
 from agentkv.runtime.ratefiles import save_rates
 
 RATES = Rates(memcpy_bytes_s=1e9, h2d_bytes_s=1e9, d2h_bytes_s=1e9, prefill=Prefill(linear_s=1e-3), measured_at=1.0)
-PLACE = Place(machine=machine_digest(), cpu="c", cores=1, device="cpu", fingerprint="ab", model="some-model")
+PLACE = Place(
+    machine=machine_digest(),
+    cpu="c",
+    cores=1,
+    device="cpu",
+    fingerprint="ab",
+    model="some-model",
+    token_bytes=1,
+    context_tokens=1,
+)
 
 
 def run(*argv):

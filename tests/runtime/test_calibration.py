@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from agentkv import log
 from agentkv.core.rates import Prefill, Rates
 from agentkv.errors import ConfigError
+from agentkv.kv.geometry import Geometry
 from agentkv.runtime import ratefiles
 from agentkv.runtime.calibration import (
     LARGEST_RATIO,
@@ -50,6 +51,8 @@ PLACE = Place(
     device="cpu",
     fingerprint="ab" * 16,
     model="m",
+    token_bytes=23_040,
+    context_tokens=8192,
     mount="/ (ext4 on x)",
 )
 
@@ -113,6 +116,7 @@ def spoil(text):
     yield "no place", json.dumps({name: value for name, value in told.items() if name != "place"})
     yield "foreign machine", json.dumps(told | {"place": told["place"] | {"machine": "another"}})
     yield "place of numbers", json.dumps(told | {"place": told["place"] | {"cpu": 7}})
+    yield "a context of no tokens", json.dumps(told | {"place": told["place"] | {"context_tokens": 0}})
     yield "unknown rate", json.dumps(told | {"rates": told["rates"] | {"warp_bytes_s": 1.0}})
     yield "rate of zero", json.dumps(told | {"rates": told["rates"] | {"h2d_bytes_s": 0}})
     yield "rate in words", json.dumps(told | {"rates": told["rates"] | {"h2d_bytes_s": "fast"}})
@@ -340,7 +344,8 @@ class Loaded:
     def __init__(self, fingerprint=b"f" * 16):
         import torch
 
-        self.name, self.fingerprint, self.device = "m", fingerprint, torch.device("cpu")
+        self.name, self.fingerprint, self.device, self.context_tokens = "m", fingerprint, torch.device("cpu"), 8192
+        self.geometry = Geometry(layers=1, kv_heads=1, head_dim=8, dtype="bfloat16")
 
 
 SLOW = {"kv": {"bytes": {"h2d": GIB}, "rates_bytes_s": {"h2d": RATES.h2d_bytes_s / 2}}}
