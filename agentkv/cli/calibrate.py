@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.table import Table
 
 from agentkv.cli import plot as plots
-from agentkv.policy.cost import Crossover, crossover, table_lengths
+from agentkv.policy.cost import Crossover, crossover, in_words, table_lengths
 from agentkv.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:
@@ -151,18 +151,12 @@ def crossing_table(crossing: Crossover) -> Table:
 
 def sentences(crossing: Crossover, *, disk_off: str) -> list[str]:
     """When recompute loses, in words."""
-    lines = [f"Recompute loses to the host tier {_from(crossing.host_tokens)}."]
+    lines = [f"Recompute loses to the host tier {in_words(crossing.host_tokens)}."]
     if crossing.disk_tokens is None:
         lines.append(f"Disk tier off: {disk_off}.")
     else:
-        lines.append(f"Recompute loses to the disk tier {_from(crossing.disk_tokens)}.")
+        lines.append(f"Recompute loses to the disk tier {in_words(crossing.disk_tokens)}.")
     return lines
-
-
-def _from(tokens: float) -> str:
-    if tokens == math.inf:
-        return "at no length"
-    return "at every length" if tokens < 1 else f"from {math.ceil(tokens)} tokens on"
 
 
 def _finite(tokens: float | None) -> float | None:

@@ -61,6 +61,13 @@ def break_even_tokens(prefill: Prefill, link: Link, bytes_per_token: int) -> flo
     return max(0.0, larger)
 
 
+def in_words(tokens: float) -> str:
+    """A break-even length for people: "at every length", "from 812 tokens on", "at no length"."""
+    if tokens == math.inf:
+        return "at no length"
+    return "at every length" if tokens < 1 else f"from {math.ceil(tokens)} tokens on"
+
+
 def host_link(rates: Rates) -> Link:
     """From host memory to the device."""
     return Link(bytes_s=1 / rates.restore_host_s(1))

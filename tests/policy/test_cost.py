@@ -14,6 +14,7 @@ from agentkv.policy.cost import (
     crossover,
     disk_link,
     host_link,
+    in_words,
     kv_bytes_per_token,
     table_lengths,
 )
@@ -126,6 +127,11 @@ def test_the_table_agrees_with_the_break_even_lengths(rates, token_bytes, limit)
             assert row.host_s <= row.recompute_s * (1 + 1e-6)
         if found.disk_tokens is not None and row.tokens > found.disk_tokens * 1.001:
             assert row.disk_s <= row.recompute_s * (1 + 1e-6)
+
+
+def test_break_even_lengths_have_words():
+    """Always, never, or from a whole number of tokens on."""
+    assert ["at every length", "from 812 tokens on", "at no length"] == [in_words(n) for n in (0.0, 811.2, math.inf)]
 
 
 def test_the_lengths_double_from_512_to_the_limit():
