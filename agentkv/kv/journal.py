@@ -108,6 +108,7 @@ class Journal:
         old one is gone too. May write up to the journal's budget: not for a thread that holds a lock of others.
         """
         with self._lock:
+            self._settle()
             held = self._note_bytes - (_note_bytes((name, self.notes[name])) if name in self.notes else 0)
             wanted = _note_bytes((name, payload))
             if held + wanted > self._budget_bytes // 8:
@@ -122,6 +123,7 @@ class Journal:
     def forget(self, name: str) -> None:
         """Forget the note `name`; nothing happens if there is none."""
         with self._lock:
+            self._settle()
             self._forget(name)
 
     def compact(self) -> None:
