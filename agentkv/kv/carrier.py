@@ -23,6 +23,9 @@ from agentkv.kv.streams import DONE, Direction, Event, Streams, runs_of
 from agentkv.kv.transfers import ENDS, Transfers
 from agentkv.log import warn_once
 
+_LAST_WAIT_S = 2.0
+"""How long `close` waits for a disk that is known not to answer."""
+
 
 class Carrier:
     """The work of the lanes (see mover.Work)."""
@@ -161,11 +164,6 @@ class Carrier:
 
     # -- a disk that does not answer, with the lock held
 
-    @property
-    def next_due_s(self) -> float | None:
-        """When the first disk copy under way counts as stalled; None if there is none."""
-        return min((job.due_s for job in self._on_disk if not job.abandoned), default=None)
-
     def expire(self) -> None:
         """Give up what is over its deadline, and what stands in line behind it."""
         now_s = self._now_s()
@@ -201,7 +199,7 @@ class Carrier:
         if not any(other.abandoned for other in self._on_disk):
             self._transfers.stall(None)
 
-    @property
-    def stuck(self) -> bool:
-        """True while a thread hangs in a disk copy that was given up."""
-        return any(job.abandoned for job in self._on_disk)
+    def close(self) -> bool:
+        """Stop the lanes; waits for a disk copy no longer than its deadline. False if a thread hangs in one."""
+        wait_s = _LAST_WAIT_S if any(job.abandoned for job in self._on_disk) else self._io_deadline_s
+        return all([lane.close(wait_s if name in {"read", "write"} else None) for name, lane in self.lanes.items()])

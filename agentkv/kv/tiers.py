@@ -40,8 +40,6 @@ from agentkv.log import failed, warn_once
 
 PREFILL_TOKENS_S = 300.0
 """Until the engine has measured its own."""
-_LAST_WAIT_S = 2.0
-"""How long `close` waits for a disk that does not answer."""
 
 
 class Tiers:
@@ -372,11 +370,11 @@ class Tiers:
             if self._closed:
                 return
             self._closed = True
-        ended = [lane.close(_LAST_WAIT_S if self._carrier.stuck else None) for lane in self._carrier.lanes.values()]
+        ended = self._carrier.close()
         with self._locked():
             self._transfers.abandon()
         self.streams.close()
-        if not all(ended):  # a thread hangs in the kernel and may still touch memory and files: leave it both
+        if not ended:  # a thread hangs in the kernel and may still touch memory and files: leave it both
             warn_once("kv_left_to_a_hung_disk", reason=self._transfers.stalled)
             return
         if self._slab is not None:
