@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING
 from agentkv.errors import DiskUnavailable
 from agentkv.kv.geometry import Geometry
 from agentkv.kv.host import HostArena
+from agentkv.kv.limits import available_bytes
 from agentkv.kv.slab import Slab, SlotImage
 from agentkv.units import MIB
 
@@ -124,9 +125,7 @@ def measure_disk(
 
 
 def _blocks(geometry: Geometry, size_bytes: int) -> int:
-    import psutil
-
-    return max(_LEAST_BLOCKS, min(size_bytes, psutil.virtual_memory().available // _MEMORY_PART) // geometry.slot_bytes)
+    return max(_LEAST_BLOCKS, min(size_bytes, available_bytes() // _MEMORY_PART) // geometry.slot_bytes)
 
 
 def _median_rate(step: Callable[[], int], seconds: float) -> float:

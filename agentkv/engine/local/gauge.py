@@ -118,7 +118,7 @@ def fit(timings: Sequence[Timing]) -> Prefill:
     """The quadratic_s, linear_s, constant_s >= 0 with the least relative error over `timings`.
 
     A chunk costs quadratic_s (end^2 - start^2) + linear_s (end - start), and constant_s if it is the first. Each place
-    counts by its median, so that one interrupted run does no harm. Raises ConfigError without any timing.
+    counts by its fastest run: whatever else the machine does only adds. Raises ConfigError without any timing.
     """
     if not timings:
         raise ConfigError("no timing, no fit")
@@ -126,7 +126,7 @@ def fit(timings: Sequence[Timing]) -> Prefill:
     for start, end, seconds in timings:
         seconds_at.setdefault((start, end), []).append(seconds)
     starts, ends = (np.array(side, dtype=np.float64) for side in zip(*seconds_at, strict=True))
-    seconds_of = np.array([max(float(np.median(several)), 1e-9) for several in seconds_at.values()])
+    seconds_of = np.array([max(min(several), 1e-9) for several in seconds_at.values()])
     columns = np.stack([ends**2 - starts**2, ends - starts, np.where(starts == 0, 1.0, 0.0)], axis=1)
     columns /= seconds_of[:, None]  # relative errors: long contexts do not hide short ones
     quadratic_s, linear_s, constant_s = _non_negative(columns, np.ones(len(seconds_of)))

@@ -52,7 +52,7 @@ def test_under_noise_of_five_percent_the_fit_stays_within_fifteen(truth, limit, 
 
 @given(prefills, st.integers(0, 10**6))
 def test_one_interrupted_run_does_no_harm(truth, seed):
-    """A place counts by the median of its runs."""
+    """A place counts by its fastest run."""
     timings = timings_of(truth, 8192, rounds=3)
     at = seed % len(timings)
     timings[at] = timings[at]._replace(seconds=timings[at].seconds * 20)
