@@ -11,32 +11,35 @@ from agentkv.kv.ticket import Lease
 from agentkv.kv.tiers import Tiers
 
 _numbers = itertools.count()
+_ROOT = root_key(fingerprint=b"benchmark", salt="")
 
 
 class Context:
-    """One session whose blocks nobody computes. Its keys differ from all other contexts'."""
+    """One session whose blocks nobody computes. Its keys differ from all other contexts', but for the first
+    `shared` ones, which all contexts have in common.
+    """
 
-    def __init__(self, tiers: Tiers, session: str, blocks: int) -> None:
+    def __init__(self, tiers: Tiers, session: str, blocks: int, *, shared: int = 0) -> None:
         self.tiers = tiers
         self.session = session
-        root = root_key(fingerprint=b"benchmark", salt=f"{session}/{next(_numbers)}")
-        self.keys: list[BlockKey] = chain_keys(root, list(range(blocks * BLOCK_TOKENS)))
+        own = blocks * BLOCK_TOKENS * (1 + next(_numbers))
+        tokens = [*range(shared * BLOCK_TOKENS), *range(own, own + (blocks - shared) * BLOCK_TOKENS)]
+        self.keys: list[BlockKey] = chain_keys(_ROOT, tokens)
 
     def make(self, first: int = 0, last: int | None = None) -> list[int]:
-        """Take and commit the blocks `first` ... `last` - 1, as an engine does while it computes; returns where they
-        are. `write` fills them, `end` lets go of them.
-        """
+        """Take device blocks for the blocks `first` ... `last` - 1, to be filled, committed and let go of (`end`)."""
         last = len(self.keys) if last is None else last
         blocks = self.tiers.allocate(last - first)
         assert blocks is not None, "the device has no room"
         return blocks
 
-    def commit(self, blocks: list[int], first: int = 0) -> None:
-        """The blocks are full."""
+    def commit(self, blocks: list[int], first: int = 0) -> list[int]:
+        """The blocks are full; returns where they are from now on."""
         written = self.tiers.streams.record()
-        for at, block in enumerate(blocks, first):
-            parent = self.keys[at - 1] if at else None
-            assert block == self.tiers.commit(self.session, block, self.keys[at], parent, written)
+        return [
+            self.tiers.commit(self.session, block, self.keys[at], self.keys[at - 1] if at else None, written)
+            for at, block in enumerate(blocks, first)
+        ]
 
     def end(self, blocks: list[int], blocks_held: int | None = None) -> None:
         """The model call ends: the session consists of its blocks, and no sequence uses them."""

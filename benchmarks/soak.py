@@ -7,6 +7,8 @@ tested is the bookkeeping over many cycles, not the bandwidth. Interrupting it (
 
 from __future__ import annotations
 
+import functools
+import hashlib
 import itertools
 import os
 import random
@@ -15,9 +17,9 @@ import tempfile
 import threading
 import time
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 
-import numpy as np
 import torch
 import xxhash
 from common import arguments, emit, say
@@ -25,6 +27,7 @@ from contexts import Context
 
 from agentkv.core.residency import Action, Tier
 from agentkv.kv.geometry import Geometry
+from agentkv.kv.index import BlockKey
 from agentkv.kv.slab import Slab
 from agentkv.kv.tiers import Tiers
 
@@ -33,6 +36,8 @@ THREADS = 4
 SESSIONS = 3
 """Of each thread."""
 MOST_BLOCKS = 32
+SHARED_BLOCKS = 4
+"""What every session begins with."""
 DEVICE_BLOCKS = THREADS * MOST_BLOCKS + 16
 """Every thread's running session fits; half of all sessions do not."""
 HOST_BLOCKS = THREADS * MOST_BLOCKS
@@ -44,6 +49,17 @@ WAYS_DOWN = (
     (Action.WRITE, Tier.HOST),
     None,
 )
+
+
+def content(key: BlockKey) -> bytes:
+    """What the block of that key holds: the same, whoever writes it."""
+    return hashlib.shake_128(key).digest(TINY.block_bytes)
+
+
+@functools.lru_cache(maxsize=8 * THREADS * SESSIONS * MOST_BLOCKS)
+def fingerprint(key: BlockKey) -> int:
+    """The xxh3 of that."""
+    return xxhash.xxh3_64_intdigest(content(key))
 
 
 class Soak:
@@ -98,30 +114,28 @@ class Life:
         self.soak = soak
         self.session = session
         self.chance = chance
-        self.noise = np.random.default_rng(chance.randrange(1 << 30))
         self.renew()
 
     def renew(self) -> None:
         """Another context under the same name."""
-        self.context = Context(self.soak.tiers, self.session, MOST_BLOCKS)
-        self.sums: list[int] = []
+        self.context = Context(self.soak.tiers, self.session, MOST_BLOCKS, shared=SHARED_BLOCKS)
+        self.written = 0
 
     def cycle(self) -> None:
         """Resume, compare, grow, suspend."""
         blocks = self.resume()
-        most = self.chance.choice((MOST_BLOCKS, MOST_BLOCKS // 2))
-        if len(self.sums) >= most:  # cut: what follows is another text, hence other keys
+        if self.written >= self.chance.choice((MOST_BLOCKS, MOST_BLOCKS // 2)):
             self.soak.tiers.release(self.session, blocks, used=self.soak.tiers.streams.record())
             self.soak.tiers.drop(self.session)
             self.renew()
-            blocks = []
-        blocks += self.grow(len(blocks), min(MOST_BLOCKS, len(self.sums) + self.chance.randrange(1, 9)))
-        self.context.end(blocks, len(self.sums))
+            blocks = self.resume()
+        blocks += self.write(min(MOST_BLOCKS, self.written + self.chance.randrange(1, 9)))
+        self.context.end(blocks, self.written)
         self.suspend()
 
     def resume(self) -> list[int]:
         """Lease what there is and compare it; what is missing or did not arrive is written again."""
-        soak, keys = self.soak, self.context.keys[: len(self.sums)]
+        soak, keys = self.soak, self.context.keys[: max(self.written, SHARED_BLOCKS)]
         while (lease := soak.tiers.acquire(self.session, keys)) is None:
             soak.wait_for_room()
         assert lease.ticket.wait(60), "a load takes more than a minute"
@@ -130,24 +144,22 @@ class Life:
             soak.counts["failed_loads"] += 1
             soak.tiers.release(self.session, lease.blocks[good:], used=soak.tiers.streams.record())
         blocks = lease.blocks[:good]
-        for block, wanted in zip(blocks, self.sums, strict=False):
-            soak.counts["mismatches"] += xxhash.xxh3_64_intdigest(soak.bytes[block].data) != wanted
+        for block, key in zip(blocks, keys, strict=False):
+            soak.counts["mismatches"] += xxhash.xxh3_64_intdigest(soak.bytes[block].data) != fingerprint(key)
         soak.counts["compared"] += good
         soak.counts["from_host"] += lease.from_host
         soak.counts["from_disk"] += lease.from_disk
-        soak.counts["missing"] += len(self.sums) - good
-        again = len(self.sums)
-        del self.sums[good:]
-        return blocks + self.grow(good, again)
+        soak.counts["missing"] += max(0, self.written - good)
+        before, self.written = self.written, good
+        return blocks + self.write(max(before, good))
 
-    def grow(self, first: int, last: int) -> list[int]:
-        """Write the blocks `first` ... `last` - 1."""
+    def write(self, last: int) -> list[int]:
+        """The blocks from where the context ends up to `last`."""
+        first, self.written = self.written, last
         blocks = self.soak.take(last - first)
-        for block in blocks:
-            self.soak.bytes[block] = np.frombuffer(self.noise.bytes(TINY.block_bytes), dtype=np.uint8)
-            self.sums.append(xxhash.xxh3_64_intdigest(self.soak.bytes[block].data))
-        self.context.commit(blocks, first)
-        return blocks
+        for at, block in enumerate(blocks, first):
+            self.soak.bytes[block].data[:] = content(self.context.keys[at])
+        return self.context.commit(blocks, first)
 
     def suspend(self) -> None:
         """Somewhere down, at once or while others work; sometimes called back before it is needed."""
@@ -169,7 +181,7 @@ def rss_mib() -> float:
     return pages * os.sysconf("SC_PAGE_SIZE") / (1 << 20)
 
 
-def soak(tiers: Tiers, slab: Slab, cycles: int, say_line: object) -> dict[str, float]:
+def soak(tiers: Tiers, slab: Slab, cycles: int, say_line: Callable[[str], None]) -> dict[str, float]:
     """All cycles; figures of warm-up against end."""
     one = Soak(tiers, cycles)
     threads = [threading.Thread(target=one.run, args=(i,), name=f"soak-{i}") for i in range(THREADS)]
@@ -185,7 +197,7 @@ def soak(tiers: Tiers, slab: Slab, cycles: int, say_line: object) -> dict[str, f
                 warm, warmed = (rss_mib(), slab.size_bytes), True
             if one.done * 10 // cycles > shown:
                 shown = one.done * 10 // cycles
-                say_line(f"{one.done} cycles, {rss_mib():.0f} MiB resident, {one.counts['mismatches']} mismatches")  # type: ignore[operator]
+                say_line(f"{one.done} cycles, {rss_mib():.0f} MiB resident, {one.counts['mismatches']} mismatches")
     finally:
         one.stop.set()
         for thread in threads:
@@ -205,6 +217,8 @@ def soak(tiers: Tiers, slab: Slab, cycles: int, say_line: object) -> dict[str, f
         "blocks_compared": one.counts["compared"],
         "blocks_from_host": one.counts["from_host"],
         "blocks_from_disk": one.counts["from_disk"],
+        "blocks_joined": stats["hits"]["joined"],
+        "duplicate_loads": stats["duplicate_loads"],
         "blocks_missing": one.counts["missing"],
         "failed_loads": one.counts["failed_loads"],
         "seconds": round(time.monotonic() - started, 1),
