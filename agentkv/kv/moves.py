@@ -167,14 +167,15 @@ class Moves:
             if first.kept_until_s is not None and first.kept_until_s > self._now_s():
                 return
             self._templates.popleft()
-            if first.kept_until_s is not None and not first.holders:
+            gone = self._book.blocks.get(first.key) is not first  # evicted meanwhile; a new block may have its key
+            if first.kept_until_s is not None and not first.holders and not gone:
                 first.kept_until_s = None
                 self._transfers.forget(first)
 
     @property
     def template_blocks(self) -> int:
         """Blocks of ended tasks that are kept for the next one."""
-        return sum(block.kept_until_s is not None and block.resident for block in self._templates)
+        return sum(block.kept_until_s is not None and block.resident for block in set(self._templates))
 
     def failure(self, move: Move, detail: str) -> Receipt:
         """The receipt of a move that could not be carried out."""

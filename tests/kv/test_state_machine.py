@@ -6,6 +6,7 @@ import random
 import shutil
 import tempfile
 
+import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
@@ -51,9 +52,12 @@ def machine(rig_class):
             tokens = [1] * BLOCK_TOKENS + [family] * 2 * BLOCK_TOKENS + [ord(name)] * BLOCK_TOKENS
             return chain_keys(ROOT, tokens)[:size]
 
-        @rule(name=NAMES, size=SIZES)
-        def model_call(self, name, size):
-            self.r.turn_of(name, self.keys(name, size), task=name)
+        @rule(name=NAMES, size=SIZES, template=st.integers(0, 2))
+        def model_call(self, name, size, template):
+            keys = self.keys(name, size)
+            self.r.turn_of(name, keys, task=name)
+            tokens = size * BLOCK_TOKENS
+            self.r.tiers.hold(name, name, keys, tokens, template_tokens=min(tokens, template * BLOCK_TOKENS))
 
         @precondition(lambda self: sum(len(blocks) for _, blocks, _, _ in self.running) <= PINNED_MOST - 4)
         @rule(name=NAMES, size=SIZES)
@@ -70,6 +74,25 @@ def machine(rig_class):
             self.r.until(lambda: ticket.done or None)
             self.r.read(name, blocks, keys, ticket)
             self.r.tiers.release(name, blocks, used=self.r.streams.record())
+
+        @precondition(lambda self: self.running)
+        @rule(data=st.data())
+        def write_on_in_the_last_block(self, data):
+            """A sequence goes on behind a partial block: what the block's key stands for stays right for all others."""
+            name, blocks, keys, ticket = self.running.pop(data.draw(st.integers(0, len(self.running) - 1)))
+            self.r.until(lambda: ticket.done or None)
+            spare = self.r.tiers.allocate(1) if ticket.failed_from is None else None
+            if spare is not None:
+                blocks[-1] = self.r.tiers.reopen(name, blocks[-1], spare[0])
+                self.r.read(name, blocks, keys)
+                self.r.streams.launch(lambda: self.r.tiers.pool[blocks[-1]].fill_(7.0))
+            self.r.tiers.release(name, blocks, used=self.r.streams.record())
+
+        @rule()
+        def minutes_pass(self):
+            """The windows of ended tasks' templates end."""
+            self.r.clock.advance(100)
+            self.r.tiers.tick()
 
         @precondition(lambda self: len(self.private) < 2)
         @rule()
@@ -147,12 +170,13 @@ def machine(rig_class):
     return Lives
 
 
-def test_no_life_of_sessions_spoils_a_byte_or_the_books(rig_class):
+@pytest.mark.parametrize("lives", [60, pytest.param(1500, marks=[pytest.mark.slow, pytest.mark.timeout(400)])])
+def test_no_life_of_sessions_spoils_a_byte_or_the_books(rig_class, lives):
     """Whatever happens in whatever order: every read sees its block's own bytes, and every count can be recounted."""
     run_state_machine_as_test(
         machine(rig_class),
         settings=settings(
-            max_examples=60,
+            max_examples=lives,
             stateful_step_count=40,
             deadline=None,
             suppress_health_check=list(HealthCheck),

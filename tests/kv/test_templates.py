@@ -60,6 +60,19 @@ def test_it_is_the_first_to_make_room(rig):
     assert 0 == r.tiers.stats()["bytes"]["d2h"]
 
 
+def test_one_that_was_evicted_and_computed_again_is_not_forgotten_with_the_old(rig):
+    """The window of a template that is gone already says nothing about a new block with its key."""
+    r = rig(device=6)
+    keys = _ended(r)
+    r.turn_of("b", r.keys("b", 6))
+    r.moved("b", Action.WRITE)
+    r.turn_of("c", keys)
+    r.clock.advance(121)
+    r.tiers.tick()
+    r.settle()
+    assert (4, 0, 0, 0) == r.where("c")
+
+
 def test_a_dropped_session_leaves_no_template(rig):
     """A session that is forgotten alone is forgotten whole (A6)."""
     r = rig()
