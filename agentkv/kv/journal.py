@@ -19,7 +19,6 @@ from collections.abc import Callable, Iterable
 from agentkv.kv import records
 from agentkv.kv.index import BlockKey
 from agentkv.kv.records import Entry, Header, Replay
-from agentkv.kv.segments import Segments
 from agentkv.log import count, get_logger, warn_once
 from agentkv.units import GIB, KIB
 
@@ -254,26 +253,6 @@ def load(dir_fd: int) -> Replay:
         return Replay()
     with os.fdopen(fd, "rb") as file:
         return records.replay(file.read())
-
-
-def surviving(journal: Journal, segments: Segments) -> dict[int, Entry]:
-    """The journal's blocks by slot: those whose file is there, of two copies of a block the later one. The rest is
-    freed in the journal.
-    """
-    blocks: dict[int, Entry] = {}
-    slot_of: dict[BlockKey, int] = {}
-    for place, entry in sorted(journal.entries.items(), key=lambda item: item[1].generation):
-        slot = segments.slot(place)
-        if slot is None:
-            journal.free((place,))
-            continue
-        older = slot_of.get(entry.key)
-        if older is not None:
-            del blocks[older]
-            journal.free((segments.place(older),))
-        blocks[slot], slot_of[entry.key] = entry, slot
-    journal.settle()
-    return blocks
 
 
 def _stranger(found: Replay, block_bytes: int, store: str) -> str | None:

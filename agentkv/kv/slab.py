@@ -25,9 +25,10 @@ from agentkv.kv.breaker import Breaker
 from agentkv.kv.freemap import FreeMap
 from agentkv.kv.geometry import MIN_SLOTS, SLOT_ALIGN_BYTES
 from agentkv.kv.index import BlockKey
-from agentkv.kv.journal import Journal, surviving
+from agentkv.kv.journal import Journal
 from agentkv.kv.lair import find_lair
-from agentkv.kv.segments import Segments, SlotImage, live_by_file
+from agentkv.kv.resume import resume
+from agentkv.kv.segments import Segments, SlotImage
 from agentkv.log import count, warn_once
 from agentkv.units import GIB, MIB, format_bytes
 
@@ -86,6 +87,7 @@ class Slab:
         self._breaker = Breaker(retry_s)
         self._free = FreeMap(0)
         self._sums: dict[int, int] = {}
+        self._writes = 0
         self._unproven: set[int] = set()
         """Slots written by an earlier process: always verified."""
         self._journal: Journal | None = None
@@ -193,7 +195,16 @@ class Slab:
         a while; the caller frees the slots.
         """
         self._refuse_strangers()
-        sums = [_checksum(image, self.block_bytes) for image in images]
+        with self._lock:
+            self._writes += 1
+        try:
+            self._write(images)
+        finally:
+            with self._lock:
+                self._writes -= 1
+
+    def _write(self, images: Sequence[SlotImage]) -> None:
+        sums = [_checksum(image, self.block_bytes) for image in images]  # while other writers keep the disk busy
         if self._journal is not None:
             self._journal.settle()
         try:
@@ -246,7 +257,7 @@ class Slab:
         return self._journal is not None and self._journal.note(name, payload)
 
     def forget_note(self, name: str) -> None:
-        """Forget the note `name`; nothing happens if there is none."""
+        """Forget the note `name`; nothing happens if there is none. Its text leaves the file when that is written anew."""
         self._refuse_strangers()
         if self._journal is not None:
             self._journal.forget(name)
@@ -254,13 +265,13 @@ class Slab:
     # -- whole
 
     def check(self) -> None:
-        """Recount, and compare the journal's file with what is known."""
-        with self._lock:
+        """Recount, and compare the journal's file with what is known, unless a write is under way."""
+        with self._grow_lock, self._lock:
             self._free.check()
             assert self._free.size == self._segments.slots <= self.capacity
             assert not any(self._free.is_free(slot) for slot in self._sums), "a free slot has a checksum"
             assert self._unproven <= self._sums.keys()
-            if self._journal is None:
+            if self._journal is None or self._writes:
                 return
             self._journal.check()
             recorded = {self._segments.slot(place): one.checksum for place, one in self._journal.entries.items()}
@@ -296,30 +307,20 @@ class Slab:
 
     def _resume(self, journal_bytes: int) -> None:
         """Take over what an earlier process left in the store."""
-        journal = self._journal = Journal(
-            self._lair.dir_fd,
+        self._journal, blocks = resume(
+            self._lair,
+            self._segments,
+            most_slots=self.capacity,
             block_bytes=self.block_bytes,
-            store=self._lair.path.name,
-            budget_bytes=journal_bytes,
+            journal_bytes=journal_bytes,
             retry_s=self._retry_s,
             on_error=self._count,
         )
-        try:
-            if journal.stranger is not None:
-                warn_once("kv_store_discarded", reason=journal.stranger, path=str(self.path))
-                self._segments.clear()
-            lost = self._segments.adopt(self.capacity, live_by_file(list(journal.entries)))
-        except OSError as error:
-            self._count(error)
-            raise DiskUnavailable(f"the store at {self.path} cannot be opened: {error}") from error
-        if lost:
-            warn_once("kv_store_shrunk", slots=lost, capacity=self.capacity, path=str(self.path))
         self._free.grow(self._segments.slots)
-        blocks = surviving(journal, self._segments)
-        self._sums = {slot: entry.checksum for slot, entry in blocks.items()}
-        self._unproven = set(blocks)
         every = self._free.take(self.slots)
         self._free.give(slot for slot in every if slot not in blocks)
+        self._sums = {slot: entry.checksum for slot, entry in blocks.items()}
+        self._unproven = set(blocks)
         self.kept = [Kept(entry.key, slot) for slot, entry in blocks.items()]
 
     def _grow_to_start(self) -> None:

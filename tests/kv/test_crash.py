@@ -117,7 +117,7 @@ def test_four_processes_share_one_folder(tmp_path):
     """One has the store, the others private files; each keeps its own cap, nobody disturbs anybody (K17)."""
     processes = [
         subprocess.Popen(
-            [sys.executable, "-c", textwrap.dedent(BUSY), tmp_path, "2"],
+            [sys.executable, "-c", textwrap.dedent(BUSY), tmp_path, "1.2"],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
