@@ -42,6 +42,8 @@ DEVICE_BLOCKS = THREADS * MOST_BLOCKS + 16
 """Every thread's running session fits; half of all sessions do not."""
 HOST_BLOCKS = THREADS * MOST_BLOCKS
 DISK_BLOCKS = 2 * THREADS * SESSIONS * MOST_BLOCKS
+DEADLINE_S = 3.0
+"""A disk job that is forgotten, not done, counts as hung within the run."""
 WAYS_DOWN = (
     (Action.DEMOTE, Tier.HOST),
     (Action.DEMOTE, Tier.DISK),
@@ -238,6 +240,7 @@ def main() -> int:
                 geometry=TINY,
                 device_bytes=DEVICE_BLOCKS * TINY.block_bytes,
                 host_bytes=HOST_BLOCKS * TINY.slot_bytes,
+                io_deadline_s=DEADLINE_S,
                 slab=(slab := Slab(directory, DISK_BLOCKS * TINY.slot_bytes, TINY.block_bytes)),
             ) as tiers,
         ):
