@@ -6,6 +6,7 @@ import errno
 import os
 import threading
 import time
+from collections import Counter
 
 import pytest
 
@@ -60,27 +61,29 @@ def test_the_disk_is_timed_through_the_slab_and_leaves_nothing(tmp_path):
 
 
 def test_as_many_threads_as_the_lanes_have_read_and_write(tmp_path, monkeypatch):
-    """A disk shows its rate only to several at a time."""
-    inside, most, lock = {"write": 0, "read": 0}, {"write": 0, "read": 0}, threading.Lock()
+    """A disk shows its rate only to several at a time: each waits here until all are in."""
+    wanted, inside, most = {"write": 4, "read": 8}, Counter(), Counter()
+    changed = threading.Condition()
 
     def watched(name, real):
         def act(self, images, **options):
-            with lock:
+            with changed:
                 inside[name] += 1
                 most[name] = max(most[name], inside[name])
-            time.sleep(0.005)
+                changed.notify_all()
+                changed.wait_for(lambda: most[name] >= wanted[name], timeout=5)
             try:
                 return real(self, images, **options)
             finally:
-                with lock:
+                with changed:
                     inside[name] -= 1
 
         return act
 
     monkeypatch.setattr(Slab, "write", watched("write", Slab.write))
     monkeypatch.setattr(Slab, "read", watched("read", Slab.read))
-    measure_disk(GEOMETRY, tmp_path, seconds=0.1, size_bytes=64 * MIB)
-    assert {"write": 4, "read": 8} == most
+    measure_disk(GEOMETRY, tmp_path, seconds=0.5, size_bytes=64 * MIB)
+    assert wanted == most
 
 
 def test_a_slow_disk_is_not_measured_for_longer_than_asked(tmp_path, monkeypatch):
