@@ -83,7 +83,8 @@ def run(scene: Scene) -> Found:
     figures: dict[str, Any] = {}
     lines: list[Line] = []
     model = random_llama(scene.device, small=scene.small)
-    room = max(contexts) + (_NEW_TOKENS + 1) * (4 * repeats + _RECOMPUTES + 8) + 64
+    room = max(contexts) + (_NEW_TOKENS + 1) * (4 * repeats + _RECOMPUTES + 8)
+    room += room // 8  # what is left of one context must not crowd the next one out
     with (
         tempfile.TemporaryDirectory(dir=scene.scratch) as folder,
         engine(scene, model, tokens=room, disk=Path(folder)) as kv,

@@ -1,16 +1,7 @@
-"""CUDA streams without CUDA: a driver that queues everything and runs it as late as CUDA's rules allow, and a binding
-of cudaMemcpyBatchAsync that checks its arguments as the driver does and copies real bytes on host memory.
-
-Sources of "any order" copies are read when the call is made, all others when their stream gets there: that is as
-early, and as late, as may be. Batched copies run backwards, over a destination that was poisoned before.
-"""
+"""CUDA streams without CUDA: what is asked of driver and binding, in which order things happen, and what is left out."""
 
 from __future__ import annotations
 
-import contextlib
-import ctypes
-import itertools
-from collections import deque
 from types import SimpleNamespace
 
 import pytest
@@ -25,168 +16,18 @@ from agentkv.kv.host import HostArena
 from agentkv.kv.streams import DONE, HostEvent, Memory, Run
 from agentkv.kv.streams.batch import BatchCopy, BatchRefused, Copies, Layout, available, batch_copy, copies_of, why_not
 from agentkv.kv.streams.cuda import CudaStreams
+from agentkv.kv.streams.pretend import (
+    ANY_ORDER,
+    STREAM_ORDER,
+    PretendBinding,
+    PretendDriver,
+    PretendEvent,
+    PretendStream,
+)
 
 PADDED = Geometry(layers=2, kv_heads=1, head_dim=8, dtype="float32")
 WHOLE = Geometry(layers=2, kv_heads=1, head_dim=16, dtype="float32")
-STREAM_ORDER, DURING_CALL, ANY_ORDER = 1, 2, 3
 BLOCKS, SLOTS, PIECE_SLOTS = 9, 12, 4
-
-
-class Point:
-    """What an event stands for: a place in a stream's queue."""
-
-    def __init__(self, stream):
-        self.stream = stream
-        self.done = False
-
-
-class Stream:
-    """A queue that nobody works on until somebody waits for something behind it."""
-
-    def __init__(self, driver, handle):
-        self.driver = driver
-        self.cuda_stream = handle
-        self.queue = deque()
-
-    def push(self, fn):
-        self.queue.append(fn)
-
-    def step(self):
-        """Do the first thing in the queue, and what it waits for."""
-        self.queue.popleft()()
-
-    def synchronize(self):
-        while self.queue:
-            self.step()
-
-    def wait_event(self, event):
-        point = event.point
-
-        def wait():
-            while not point.done:
-                point.stream.step()
-
-        self.push(wait)
-
-    def wait_stream(self, other):
-        event = Event(blocking=False)
-        event.record(other)
-        self.wait_event(event)
-
-
-class Event:
-    """May be recorded again: who waits for the old point is not disturbed."""
-
-    made = 0
-
-    def __init__(self, *, blocking):
-        Event.made += 1
-        self.blocking = blocking
-        self.point = None
-
-    def record(self, stream):
-        point = self.point = Point(stream)
-        stream.push(lambda: setattr(point, "done", True))
-
-    def query(self):
-        return self.point.done
-
-    def synchronize(self):
-        while not self.point.done:
-            self.point.stream.step()
-
-
-class Driver:
-    """The part of torch.cuda that streams need. Torch's own calls on CPU tensors know nothing of it: they run at once."""
-
-    def __init__(self):
-        self.handles = itertools.count(1000)
-        self.streams = {}
-        self.default = self.Stream(None)
-        self.current = self.default
-
-    def Stream(self, _device):  # noqa: N802
-        made = Stream(self, next(self.handles))
-        self.streams[made.cuda_stream] = made
-        return made
-
-    Event = Event
-
-    def current_stream(self, _device):
-        return self.default
-
-    @contextlib.contextmanager
-    def stream(self, stream):
-        self.current = stream
-        yield
-        self.current = self.default
-
-
-class Binding:
-    """cuda.bindings.runtime as far as we use it. Only registered host memory and the pool may be touched."""
-
-    cudaMemcpySrcAccessOrder = SimpleNamespace(  # noqa: N815
-        cudaMemcpySrcAccessOrderStream=STREAM_ORDER,
-        cudaMemcpySrcAccessOrderDuringApiCall=DURING_CALL,
-        cudaMemcpySrcAccessOrderAny=ANY_ORDER,
-    )
-
-    def __init__(self, driver, *, major=13, version=13010):
-        self.driver = driver
-        self.major = major
-        self.version = version
-        self.regions = []
-        self.calls = []
-        self.refuse = 0
-        self.last_error = 0
-        self.failed_at = None
-
-    def cudaMemcpyAttributes(self):  # noqa: N802
-        return SimpleNamespace(srcAccessOrder=0, flags=0)
-
-    def cudaDriverGetVersion(self):  # noqa: N802
-        return (0, self.version)
-
-    def cudaRuntimeGetVersion(self):  # noqa: N802
-        return (0, self.major * 1000)
-
-    def cudaGetLastError(self):  # noqa: N802
-        error, self.last_error = self.last_error, 0
-        return (error,)
-
-    def cudaMemcpyBatchAsync(  # noqa: N802, PLR0917  as the real one
-        self, dsts, srcs, sizes, count, attrs, attrs_idxs, num_attrs, stream
-    ):
-        copies = list(zip(dsts, srcs, sizes, strict=True))
-        order = attrs[0].srcAccessOrder
-        self.calls.append(SimpleNamespace(copies=copies, order=order, stream=stream))
-        wrong = (
-            not (count == len(copies) and count > 0 and num_attrs == len(attrs) == len(attrs_idxs) == 1)
-            or attrs_idxs[0] != 0
-            or order not in {STREAM_ORDER, DURING_CALL, ANY_ORDER}
-            or stream not in self.driver.streams
-            or stream in {0, 1}
-            or not all(self.inside(at, size) for to, source, size in copies for at in (to, source))
-        )
-        if self.refuse or wrong:
-            self.last_error = self.refuse or 1
-            return (self.last_error,) if self.major >= 13 else (self.last_error, self.failed_at)
-        early = [ctypes.string_at(source, size) for _, source, size in copies] if order == ANY_ORDER else None
-
-        def run():
-            for to, _, size in copies:
-                ctypes.memset(to, 0xFF, size)
-            for i in reversed(range(count)):
-                to, source, size = copies[i]
-                ctypes.memmove(to, early[i] if early else source, size)
-
-        self.driver.streams[stream].push(run)
-        for gone in (dsts, srcs, sizes, attrs, attrs_idxs):  # whoever reads them later reads nothing
-            gone.clear()
-        return (0,) if self.major >= 13 else (0, 2**64 - 1)
-
-    def inside(self, at, size):
-        return any(start <= at and at + size <= end for start, end in self.regions)
 
 
 class Rig:
@@ -194,8 +35,8 @@ class Rig:
 
     def __init__(self, geometry, *, pinned=SLOTS, major=13, batch=None):
         self.geometry = geometry
-        self.driver = Driver()
-        self.binding = Binding(self.driver, major=major)
+        self.driver = PretendDriver()
+        self.binding = PretendBinding(self.driver, major=major)
         left = [pinned]
 
         def register(address, size, _flags):
@@ -341,7 +182,7 @@ def test_a_binding_that_refuses_is_asked_no_more(rig, monkeypatch):
 @pytest.mark.parametrize(("failed_at", "where"), [(None, "1"), (2**64 - 1, "1"), (1, "1 at copy 1")])
 def test_cuda_12_may_say_which_copy_it_was(failed_at, where):
     """It answers None, the largest number or an index."""
-    binding = Binding(Driver(), major=12)
+    binding = PretendBinding(PretendDriver(), major=12)
     binding.failed_at = failed_at
     with pytest.raises(BatchRefused, match=rf"answered {where}$"):
         BatchCopy(binding).submit(Copies([1, 2], [3, 4], [5, 5]), stream=1000, any_order=False)
@@ -349,7 +190,7 @@ def test_cuda_12_may_say_which_copy_it_was(failed_at, where):
 
 def test_the_legacy_default_stream_is_not_even_tried():
     """The driver takes no batches on it."""
-    binding = Binding(Driver())
+    binding = PretendBinding(PretendDriver())
     with pytest.raises(BatchRefused, match="legacy"):
         BatchCopy(binding).submit(Copies([1], [2], [3]), stream=0, any_order=False)
     assert [] == binding.calls
@@ -455,6 +296,27 @@ def test_nothing_runs_before_the_pool_is_ready(rig):
     assert ["zeroed", "computed"] == seen
 
 
+def test_nothing_on_the_engines_path_waits_on_the_host(rig, monkeypatch):
+    """Nor does a mover's, to start a copy between the device and pinned memory."""
+
+    def wait(_self):
+        raise AssertionError("the host waited")
+
+    one = rig()
+    with monkeypatch.context() as patch:
+        for kind in (PretendStream, PretendEvent):
+            patch.setattr(kind, "synchronize", wait)
+        written = one.fill(1, 1.0)
+        one.streams.launch(lambda: None)
+        down = one.streams.copy("d2h", [Run(1, 0, 1)], [written])
+        up = one.streams.copy("h2d", [Run(2, 0, 1)], [down, one.streams.record()])
+        one.streams.compute_wait(up)
+        one.streams.taken(device=[3], compute=True)
+        one.streams.freed(device=[(3, one.streams.record())])
+    one.streams.record().wait()
+    assert (1.0, 1.0) == one.block(2)
+
+
 # -- events
 
 
@@ -462,12 +324,12 @@ def test_events_are_used_again_once_nobody_holds_them(rig):
     """A thousand steps need a handful."""
     one = rig()
     one.streams.record().wait()
-    before = Event.made
+    before = PretendEvent.made
     for _ in range(1000):
         one.streams.record().wait()
-    assert before == Event.made
+    assert before == PretendEvent.made
     held = [one.streams.record() for _ in range(5)]
-    assert before + 4 >= Event.made
+    assert before + 4 >= PretendEvent.made
     assert 5 == len({id(event.native) for event in held})
 
 
@@ -516,7 +378,7 @@ def test_an_event_that_has_happened_is_not_asked_for_again(rig):
 )
 def test_why_copies_cannot_be_batched_is_said_in_words(options, reason):
     """With the versions and what to do."""
-    assert reason == why_not(Binding(Driver(), **options))
+    assert reason == why_not(PretendBinding(PretendDriver(), **options))
 
 
 def test_a_binding_without_the_call_is_too_old():
@@ -530,7 +392,7 @@ def test_a_driver_that_cannot_be_opened_is_no_driver():
     def missing():
         raise RuntimeError("Failed to dlopen libcuda.so.1")
 
-    binding = Binding(Driver())
+    binding = PretendBinding(PretendDriver())
     binding.cudaDriverGetVersion = missing
     assert "there is no CUDA driver" == why_not(binding)
 
@@ -539,7 +401,7 @@ def test_this_machine_answers():
     """With a reason, or with a batched copy that the real binding accepts."""
     found = batch_copy()
     assert available() == (found if isinstance(found, str) else "")
-    streams = CudaStreams(torch.device("cpu"), native=Driver())
+    streams = CudaStreams(torch.device("cpu"), native=PretendDriver())
     assert streams.copy_path == ("cudaMemcpyBatchAsync" if available() == "" else f"copy_ per run: {available()}")
 
 
