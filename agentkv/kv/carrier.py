@@ -166,6 +166,8 @@ class Carrier:
 
     def expire(self) -> None:
         """Give up what is over its deadline, and what stands in line behind it."""
+        if not self._on_disk:
+            return
         now_s = self._now_s()
         late = [job for job in self._on_disk if now_s > job.due_s and not job.abandoned]
         if not late:

@@ -111,10 +111,18 @@ class Intake:
 
     def _template_tokens(self, request: Request, transcript: Transcript) -> int:
         """Tokens before the first message that is not the system's."""
-        first = next((one.content for one in request.messages or () if one.role not in _SYSTEM), "")
-        at = transcript.text.find(self._tokeniser.guard(first)) if first else -1
-        found = bisect.bisect_right(transcript.borders, at, key=lambda border: border[0])
-        return transcript.borders[found - 1][1] if found and at > 0 else 0
+        at, found = 0, False
+        for message in request.messages or ():
+            content = self._tokeniser.guard(message.content)
+            place = transcript.text.find(content, at)
+            if place < 0 or not content:
+                return 0
+            at, found = place, True
+            if message.role not in _SYSTEM:
+                break
+            at += len(content)
+        count = bisect.bisect_right(transcript.borders, at, key=lambda border: border[0]) if found else 0
+        return transcript.borders[count - 1][1] if count else 0
 
     def _max_tokens(self, request: Request, prompt_tokens: int) -> int:
         """How much may be written; raises PromptTooLong with both numbers."""
