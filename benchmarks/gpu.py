@@ -26,8 +26,9 @@ HERE = Path(__file__).resolve().parent
 for folder in (HERE, HERE.parent):
     sys.path.insert(0, str(folder))
 
-SECTIONS = ("link", "torture", "arena", "resume", "decode", "slab")
-"""In order of worth, should the budget end early."""
+ESTIMATES_S = {"link": 60, "torture": 60, "arena": 40, "resume": 150, "decode": 110, "slab": 60}
+"""Seconds on a GPU machine, guessed; in order of worth, should the budget end early."""
+SECTIONS = tuple(ESTIMATES_S)
 _SMALL_ESTIMATE = 0.1
 
 
@@ -43,6 +44,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument(
         "--json", action="store_true", help="JSON only; without it pass lines are printed for people too"
     )
+    parser.add_argument("--out", type=Path, help="a file that gets the lines of JSON as well")
     args = parser.parse_args()
     args.sections = args.sections.split(",")
     unknown = [name for name in args.sections if name not in SECTIONS]
@@ -58,7 +60,11 @@ def machine(device: str) -> dict[str, Any]:
 
     from agentkv.kv.streams.batch import available
 
-    facts = basics() | {"device": device, "batched_copies": available() or "yes", "cpus": os.cpu_count()}
+    try:
+        facts = basics()
+    except OSError:  # no git there
+        facts = {"torch": torch.__version__}
+    facts |= {"device": device, "batched_copies": available() or "yes", "cpus": os.cpu_count()}
     if device == "cuda":
         facts |= {
             "gpu": torch.cuda.get_device_name(0),
@@ -70,22 +76,30 @@ def machine(device: str) -> dict[str, Any]:
 
 def one_section(name: str, scene: Any) -> dict[str, Any]:
     """Its result, whatever becomes of it."""
-    module = importlib.import_module(f"gpu_sections.{name}")
-    needed = module.ESTIMATE_S * (_SMALL_ESTIMATE if scene.small else 1)
+    needed = ESTIMATES_S[name] * (_SMALL_ESTIMATE if scene.small else 1)
     if scene.left_s < needed:
         why = f"{scene.left_s:.0f} s are left of the budget, it takes about {needed:.0f} s"
         return {"section": name, "skipped": why}
     scene.notes.clear()
     started = time.monotonic()
     try:
-        found = module.run(scene)
-    except Exception as error:
+        found = importlib.import_module(f"gpu_sections.{name}").run(scene)
+    except Exception as error:  # one section's failure must not cost the others their results
         traceback.print_exc()
         result: dict[str, Any] = {"section": name, "error": repr(error)}
     else:
         lines = [line.json() for line in found.lines]
         result = {"section": name, "figures": found.figures, "lines": lines}
     return result | {"notes": list(scene.notes), "took_s": round(time.monotonic() - started, 1)}
+
+
+def put(result: dict[str, Any], out: Path | None) -> None:
+    """One line of JSON, at once."""
+    line = json.dumps(result)
+    print(line, flush=True)
+    if out is not None:
+        with out.open("a", encoding="utf-8") as file:
+            file.write(line + "\n")
 
 
 def say(result: dict[str, Any]) -> None:
@@ -115,7 +129,7 @@ def main() -> None:
         results.append(result)
         if not args.json:
             say(result)
-        print(json.dumps(result), flush=True)
+        put(result, args.out)
         if args.device == "cuda":
             torch.cuda.empty_cache()
     lines = [line for result in results for line in result.get("lines", ())]
@@ -126,7 +140,7 @@ def main() -> None:
         "skipped": [result["section"] for result in results if "skipped" in result],
         "failed": [result["section"] for result in results if "error" in result],
     }
-    print(json.dumps({"summary": summary, "machine": facts, "sections": results}))
+    put({"summary": summary, "machine": facts, "sections": results}, args.out)
     sys.exit(1 if summary["missed"] or summary["failed"] else 0)
 
 

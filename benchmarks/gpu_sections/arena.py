@@ -8,7 +8,6 @@ from agentkv.kv.numa import node_of_cuda
 from agentkv.kv.pins import Pins
 from gpu_sections.scene import GEOMETRIES, GIB, MIB, Found, Line, Scene, timed
 
-ESTIMATE_S = 40
 _MOST_BYTES = 32 * GIB
 
 

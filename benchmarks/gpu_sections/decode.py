@@ -20,7 +20,6 @@ from agentkv.kv.streams import Direction, Event, Run
 from gpu_sections.model import engine, ids_of, random_llama, text_of
 from gpu_sections.scene import GEOMETRIES, MIB, Found, Scene, at_most, middle, rank
 
-ESTIMATE_S = 110
 _JOB_BLOCKS = 32
 
 

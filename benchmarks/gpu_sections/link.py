@@ -16,7 +16,6 @@ import torch
 from agentkv.kv.streams import Direction, Event, Memory, Run, Streams
 from gpu_sections.scene import GEOMETRIES, KIB, MIB, Found, Line, Scene, at_least, at_most, finish, middle, timed
 
-ESTIMATE_S = 60
 _MOST_BYTES = 1024 * MIB
 _MOST_BLOCKS = 8192
 _JOB_BYTES = 64 * MIB

@@ -18,7 +18,6 @@ from agentkv.engine.local.engine import LocalEngine
 from gpu_sections.model import engine, ids_of, random_llama, send_down, text_of
 from gpu_sections.scene import Found, Line, Scene, at_least, at_most, middle
 
-ESTIMATE_S = 150
 _NEW_TOKENS = 64
 _RECOMPUTES = 2
 

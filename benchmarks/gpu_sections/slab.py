@@ -10,7 +10,6 @@ from agentkv.kv.tiers import Tiers
 from gpu_sections.player import Player, keys_of
 from gpu_sections.scene import GEOMETRIES, KIB, MIB, Found, Line, Scene, at_most, middle, timed
 
-ESTIMATE_S = 60
 SESSION = "s"
 
 

@@ -20,7 +20,6 @@ from agentkv.kv.tiers import Tiers
 from gpu_sections.player import Player, Poisoned, keys_of
 from gpu_sections.scene import GEOMETRIES, KIB, Found, Line, Scene, at_most
 
-ESTIMATE_S = 60
 _FAMILIES, _BRANCHES, _SHARED, _LONGEST = 4, 5, 8, 16
 _DEVICE, _HOST, _DISK = 48, 56, 160
 _CALLS = 5

@@ -10,8 +10,10 @@ import random
 import pytest
 import torch
 
+from agentkv.kv.device import DevicePool
 from agentkv.kv.geometry import Geometry
-from agentkv.kv.streams import Run, runs_of
+from agentkv.kv.host import HostArena
+from agentkv.kv.streams import Memory, Run, runs_of
 
 PADDED = Geometry(layers=2, kv_heads=1, head_dim=8, dtype="float32")
 WHOLE = Geometry(layers=4, kv_heads=2, head_dim=64, dtype="bfloat16")
@@ -129,6 +131,28 @@ def test_down_and_straight_up_again(scene, memory, streams):
     down = streams.copy("d2h", [Run(9, 9, 1)], [streams.record()])
     streams.compute_wait(streams.copy("h2d", [Run(20, 9, 1)], [down]))
     assert (3.0, 3.0) == block(memory, streams, 20)
+
+
+def test_memory_that_could_not_be_pinned_is_copied_right(scene):
+    """Behind the compute that writes and the compute that reads, whoever has to wait for that."""
+    arena = HostArena(PADDED, BLOCKS * PADDED.slot_bytes)
+    pool = DevicePool(PADDED, scene.device, BLOCKS * PADDED.block_bytes)
+    memory = Memory(pool=pool, arena=arena)
+    streams = scene.streams()
+    streams.bind(memory)
+    dawdle(scene, streams)
+    fill(memory, streams, 5, 7.0)
+    down = streams.copy("d2h", [Run(5, 3, 1)], [streams.record()])
+    streams.compute_wait(streams.copy("h2d", [Run(6, 3, 1)], [down]))
+    assert (7.0, 7.0) == block(memory, streams, 6)
+    seen = []
+    dawdle(scene, streams)
+    streams.launch(lambda: seen.append(pool.pool[6].clone()))
+    streams.copy("h2d", [Run(6, 9, 1)], [streams.record()]).wait()
+    assert bool((seen[0] == 7.0).all())
+    assert (0.0, 0.0) == block(memory, streams, 6)
+    streams.close()
+    arena.close()
 
 
 @pytest.mark.gpu

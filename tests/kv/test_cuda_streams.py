@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from types import SimpleNamespace
 
 import pytest
@@ -315,6 +316,20 @@ def test_nothing_on_the_engines_path_waits_on_the_host(rig, monkeypatch):
         one.streams.freed(device=[(3, one.streams.record())])
     one.streams.record().wait()
     assert (1.0, 1.0) == one.block(2)
+
+
+@pytest.mark.filterwarnings("ignore:.*multi-threaded.*:DeprecationWarning")
+def test_a_forked_child_closes_without_asking_cuda():
+    """CUDA does not survive a fork (E26)."""
+    one = Rig(WHOLE)
+    one.fill(1, 1.0)
+    child = os.fork()
+    if child == 0:
+        one.streams.close()
+        os._exit(len(one.streams.compute.queue))
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) > 0
+    one.close()
+    assert not one.streams.compute.queue
 
 
 # -- events

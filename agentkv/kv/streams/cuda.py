@@ -6,6 +6,7 @@ they do not slow down what computes. How a job is copied is `path.py`.
 
 from __future__ import annotations
 
+import os
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -54,6 +55,7 @@ class CudaStreams:
 
     def __init__(self, device: torch.device, *, batch: BatchCopy | str | None = None, native: Any = torch.cuda) -> None:
         self._device = device
+        self._pid = os.getpid()
         self._native = native
         self._batch = batch_copy() if batch is None else batch
         self.compute = native.Stream(device)
@@ -122,7 +124,8 @@ class CudaStreams:
         pass
 
     def close(self) -> None:
-        """Let what runs end, and let go of the memory."""
-        for stream in (self.compute, *self._side.values()):
-            stream.synchronize()
+        """Let what runs end, and let go of the memory. In a forked child nothing runs, and CUDA must not be asked."""
+        if os.getpid() == self._pid:
+            for stream in (self.compute, *self._side.values()):
+                stream.synchronize()
         self._path = None
