@@ -6,7 +6,10 @@
 | `index` | content keys of blocks |
 | `book` | which block has a copy in which tier, who holds it, in which order copies are given up |
 | `freemap` | which slots of a tier are free |
-| `device`, `host`, `slab` | the memory of the three tiers (`lair`: the slab's private directory) |
+| `device`, `host`, `slab` | the memory of the three tiers |
+| `segments`, `breaker` | the slab's files; the pause after a disk failed |
+| `lair`, `journal`, `records`, `resume` | the slab's folder, and what makes it last: a journal, its bytes, taking over |
+| `store` | the lasting folders seen from outside |
 | `streams/` | copies and events: CPU, CUDA, and an adversary for tests |
 | `mover` | lanes of threads that carry out copies |
 | `transfers` | trips of blocks between tiers, and their commits |

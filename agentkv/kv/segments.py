@@ -223,6 +223,8 @@ def open_direct(name: str, dir_fd: int, *, blank: bool) -> int | None:
                 os.pwritev(fd, [page], 0)
             os.preadv(fd, [page], 0)
         except OSError as error:
+            if error.errno not in _NOT_DIRECT and not blank:
+                return fd  # that page cannot be read, which says nothing about O_DIRECT
             os.close(fd)
             if error.errno not in _NOT_DIRECT:
                 raise

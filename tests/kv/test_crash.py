@@ -39,6 +39,7 @@ def test_kills_and_spoilt_files_never_serve_a_wrong_byte(tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(300)
 @pytest.mark.parametrize(("seed", "damage"), [(3, ()), (4, ("damage",))])
 def test_a_thousand_kills(tmp_path, seed, damage):
     """The same for longer."""
@@ -113,18 +114,19 @@ BUSY = """
 """
 
 
-def test_four_processes_share_one_folder(tmp_path):
+@pytest.mark.parametrize("seconds", ["1.2", pytest.param("60", marks=pytest.mark.slow)])
+def test_four_processes_share_one_folder(tmp_path, seconds):
     """One has the store, the others private files; each keeps its own cap, nobody disturbs anybody (K17)."""
     processes = [
         subprocess.Popen(
-            [sys.executable, "-c", textwrap.dedent(BUSY), tmp_path, "1.2"],
+            [sys.executable, "-c", textwrap.dedent(BUSY), tmp_path, seconds],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
         )
         for _ in range(4)
     ]
-    results = [process.communicate(timeout=60) for process in processes]
+    results = [process.communicate(timeout=100) for process in processes]
     assert [0] * 4 == [process.returncode for process in processes], results
     names = [out.strip() for out, _ in results]
     assert 4 == len(set(names))

@@ -145,6 +145,19 @@ def test_o_direct_refused_at_open(make, arena, monkeypatch):
     assert [True] * 4 == arena.load(slab, arena.store(slab, 4))
 
 
+def test_a_store_whose_first_page_cannot_be_read_still_opens(make, arena, disk):
+    """One bad sector costs its block, not the store."""
+    slab = make(store="s")
+    arena.store(slab, 2)
+    slab.close()
+    disk.fail = {"read": errno.EIO}
+    again = make(store="s")
+    assert again.lasting
+    assert [False, False] == arena.load(again, arena.kept(again))
+    disk.heal()
+    assert [True, True] == arena.load(again, arena.kept(again))
+
+
 def test_a_flipped_bit_is_a_miss_and_its_neighbours_are_not(make, arena):
     """Also where the block was kept from an earlier process and nobody asked to verify."""
     slab = make(store="s")
