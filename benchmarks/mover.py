@@ -180,7 +180,7 @@ def planner(repeats: int, *, blocks: int = 256, new: int = 16) -> dict[str, floa
 
 
 def fragmentation(slots: int = 1_000_000, rounds: int = 6000) -> dict[str, float]:
-    """Contexts come, grow, lose their ends and go while the map stays nine tenths full."""
+    """Contexts come, grow, lose their ends and go while the map stays nine tenths full; and a map of holes of 16."""
     chance = random.Random(3)  # noqa: S311  chance that can be repeated, no secret
     free, held = FreeMap(slots), list[list[int]]()
     runs: list[float] = []
@@ -199,7 +199,18 @@ def fragmentation(slots: int = 1_000_000, rounds: int = 6000) -> dict[str, float
             costs.append((time.perf_counter() - started) * 1e3)
             runs.append(1 + sum(after != before + 1 for before, after in itertools.pairwise(context)))
         held.append(context)
+    crumbs = FreeMap(slots)
+    crumbs.take(slots)
+    for at in range(0, slots, 32):
+        crumbs.give(range(at, at + 16))
+    worst: list[float] = []
+    for _ in range(30):
+        started = time.perf_counter()
+        context = crumbs.take(2048)
+        worst.append((time.perf_counter() - started) * 1e3)
+        crumbs.give(context)
     return {
+        "take_in_crumbs_ms_2048": round(median(worst), 4),
         "runs_per_2048": round(sum(runs) / len(runs), 2),
         "runs_per_2048_worst": max(runs),
         "take_ms_2048": round(median(costs), 4),

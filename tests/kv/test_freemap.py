@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import time
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -79,22 +77,17 @@ def test_the_smallest_hole_that_is_large_enough_is_taken():
     assert [50, 51, 52] == free.take(3)
 
 
-def test_a_million_slots_cost_no_more_than_a_few():
-    """2,048 slots out of a million, in scattered holes of 16: well under a millisecond (best of a few, for the machine
-    is shared).
-    """
+def test_a_large_map_in_small_holes_gives_no_more_runs_than_it_must():
+    """2,048 slots out of a million, in scattered holes of 16 and some of 1,000: the long ones first."""
     free = FreeMap(1_000_000)
     free.take(1_000_000)
-    for at in range(0, 1_000_000, 32):
+    for at in range(0, 900_000, 32):
         free.give(range(at, at + 16))
-    costs_s = []
-    for _ in range(20):
-        started_s = time.perf_counter()
-        slots = free.take(2048)
-        costs_s.append(time.perf_counter() - started_s)
-        assert 128 == runs(slots)
-        free.give(slots)
-    assert min(costs_s) < 0.001
+    for at in (910_000, 920_000):
+        free.give(range(at, at + 1000))
+    assert 2 + 3 == runs(free.take(2048))
+    assert 128 == runs(free.take(2048))
+    free.check()
 
 
 def test_giving_twice_is_a_bug():
