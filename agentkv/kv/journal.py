@@ -145,16 +145,21 @@ class Journal:
             assert self._note_bytes == sum(map(_note_bytes, self.notes.items()))
             assert found.good_bytes == self.size_bytes <= self._budget_bytes
 
-    def close(self) -> None:
-        """Record what is due and close the file. Idempotent."""
-        with self._lock:
-            if self._closed:
-                return
+    def close(self, wait_s: float = -1) -> None:
+        """Record what is due and close the file. Idempotent. If another thread is still writing after `wait_s`, it
+        keeps the file, and what is due is lost.
+        """
+        if self._closed or not self._lock.acquire(timeout=wait_s):
+            self._closed = True
+            return
+        try:
             self._settle()
             self._closed = True
             self.off = "closed"
             if self._fd >= 0:
                 os.close(self._fd)
+        finally:
+            self._lock.release()
 
     # -- with the lock held
 

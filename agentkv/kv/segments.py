@@ -92,7 +92,7 @@ class Segment:
         for fd in {self.fd, self.direct_fd, self._retired_fd}:
             if fd is not None:
                 os.close(fd)
-        self.direct_fd = None
+        self.fd, self.direct_fd, self._retired_fd = -1, None, None  # for a thread that comes late
         if remove:
             with contextlib.suppress(OSError):
                 os.unlink(self.path.name, dir_fd=self._dir_fd)

@@ -35,6 +35,7 @@ from agentkv.units import GIB, MIB, format_bytes
 __all__ = ["Kept", "Slab", "SlotImage"]
 
 _SMALLEST_SEGMENT_BYTES = 8 * MIB
+_LAST_WAIT_S = 1.0
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
@@ -281,12 +282,14 @@ class Slab:
         """Remove the files; those of a store stay. Idempotent. In a forked child nothing happens."""
         if self._pid != os.getpid():
             return
-        with self._grow_lock:
-            self._closed = True
-            if self._journal is not None:
-                self._journal.close()
-            self._segments.close(remove=not self._lair.lasting)
-            self._lair.close()
+        self._closed = True
+        growing = self._grow_lock.acquire(timeout=_LAST_WAIT_S)  # a dead mount may hold a thread for ever
+        if self._journal is not None:
+            self._journal.close(_LAST_WAIT_S)
+        self._segments.close(remove=not self._lair.lasting)
+        self._lair.close()
+        if growing:
+            self._grow_lock.release()
 
     def __enter__(self) -> Self:
         return self

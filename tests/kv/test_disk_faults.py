@@ -526,6 +526,41 @@ def test_after_close_every_use_is_refused(make, arena):
             use()
 
 
+@pytest.mark.parametrize("stuck", ["pwritev", "pwrite", "posix_fallocate"])
+def test_close_returns_though_a_thread_hangs_in_the_disk(make, arena, monkeypatch, stuck):
+    """A dead mount holds a block's write, the journal's or a file's making; what ends late does no harm (K16)."""
+    slab = make(store="s", segment_bytes=8 * SLOT)
+    slots = slab.reserve(4)
+    inside, release, errors = threading.Event(), threading.Event(), []
+    real = getattr(os, stuck)
+
+    def hang(*args):
+        inside.set()
+        release.wait(20)
+        return real(*args)
+
+    def work():
+        try:
+            slab.write(arena.images(slots))
+            slab.reserve(8)
+        except (OSError, Closed) as error:
+            errors.append(error)
+
+    monkeypatch.setattr(os, stuck, hang)
+    thread = threading.Thread(target=work)
+    thread.start()
+    assert inside.wait(5)
+    started_s = time.monotonic()
+    slab.close()
+    assert time.monotonic() - started_s < 5
+    release.set()
+    thread.join(5)
+    assert not thread.is_alive()
+    monkeypatch.undo()
+    with make(store="s") as again:
+        assert all(arena.load(again, arena.kept(again)))
+
+
 def test_many_threads_at_once(make):
     """Four writers and eight readers, growing files: every byte right, no slot lost."""
     slab = make(store="s", capacity_bytes=4 * MIB, segment_bytes=128 * SLOT)
