@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
 import torch
 from gpu_sections.model import engine, ids_of, random_llama, send_down, text_of
@@ -9,7 +11,7 @@ from gpu_sections.model import engine, ids_of, random_llama, send_down, text_of
 from agentkv.core.residency import Tier
 from agentkv.core.task import Caller
 from agentkv.engine.base import Request, Sampling
-from agentkv.errors import GenerationCancelled
+from agentkv.errors import Closed, GenerationCancelled
 
 CONTEXT, ANSWER = 150, 24
 
@@ -88,3 +90,21 @@ def test_two_engines_share_one_device(scene, model):
     assert [len(ids) for ids in alone] == [len(ids) for ids in found]
     if model.geometry.dtype == "float32":  # batches of other shapes round differently, but not by a token here
         assert alone == found
+
+
+@pytest.mark.filterwarnings("ignore:.*multi-threaded.*:DeprecationWarning")
+def test_a_forked_child_is_refused_its_parents_engine(scene, model):
+    """At once and in words, instead of waiting for threads that it does not have (E26); the parent goes on."""
+    with engine(scene, model, tokens=1024) as kv:
+        ask(kv, text_of(60), forced=ids_of("yes")).result(60)
+        child = os.fork()
+        if child == 0:
+            code = 1
+            try:
+                ask(kv, text_of(60, seed=1), forced=ids_of("yes"))
+            except Closed as error:
+                code = 0 if "forked child" in str(error) else 2
+            finally:
+                os._exit(code)
+        assert 0 == os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+        assert 3 == len(ask(kv, text_of(60, seed=2), forced=ids_of("yes")).result(60).token_ids)
