@@ -30,6 +30,8 @@ from agentkv.kv.slab import Slab, SlotImage
 from agentkv.units import MIB
 
 if TYPE_CHECKING:
+    from agentkv.core.rates import Rates
+    from agentkv.kv.mover import LaneName
     from agentkv.kv.streams import Direction
 
 _COPY_BYTES = 256 * MIB
@@ -59,6 +61,16 @@ class DiskRates:
 
     read_bytes_s: float
     write_bytes_s: float
+
+
+def reckoned(rates: Rates | None, *, on_gpu: bool) -> dict[LaneName, float]:
+    """Bytes per second that a lane starts with: what was measured, else rough figures."""
+    link = 20e9 if on_gpu else 4e9
+    found: dict[LaneName, float] = {"h2d": link, "d2h": link, "read": 1.5e9, "write": 0.8e9}
+    if rates is not None:
+        found |= {"h2d": rates.h2d_bytes_s, "d2h": rates.d2h_bytes_s}
+        found |= {"read": rates.read_bytes_s or found["read"], "write": rates.write_bytes_s or found["write"]}
+    return found
 
 
 def measure_copies(

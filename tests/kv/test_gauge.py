@@ -7,12 +7,14 @@ import os
 import threading
 import time
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 
+from agentkv.core.rates import Prefill, Rates
 from agentkv.errors import ConfigError, DiskUnavailable
 from agentkv.kv import gauge
-from agentkv.kv.gauge import measure_copies, measure_disk
+from agentkv.kv.gauge import measure_copies, measure_disk, reckoned
 from agentkv.kv.geometry import Geometry
 from agentkv.kv.slab import Slab
 from agentkv.units import MIB
@@ -20,6 +22,15 @@ from agentkv.units import MIB
 GEOMETRY = Geometry(layers=4, kv_heads=2, head_dim=32, dtype="bfloat16")  # blocks of 16 KiB
 FLOOR_BYTES_S = 10e6
 CEILING_BYTES_S = 1e13
+
+
+def test_a_lane_starts_with_what_was_measured():
+    """Rough figures only where nothing was: a disk may be unknown."""
+    rates = Rates(memcpy_bytes_s=1.0, h2d_bytes_s=2.0, d2h_bytes_s=3.0, prefill=Prefill(linear_s=1.0))
+    assert {"h2d": 2.0, "d2h": 3.0, "read": 1.5e9, "write": 0.8e9} == reckoned(rates, on_gpu=True)
+    rates = replace(rates, read_bytes_s=4.0, write_bytes_s=5.0)
+    assert {"h2d": 2.0, "d2h": 3.0, "read": 4.0, "write": 5.0} == reckoned(rates, on_gpu=False)
+    assert reckoned(None, on_gpu=False)["h2d"] < reckoned(None, on_gpu=True)["h2d"]
 
 
 def test_copies_are_timed_both_ways():

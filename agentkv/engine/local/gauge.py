@@ -23,6 +23,7 @@ from agentkv.units import GIB
 
 if TYPE_CHECKING:
     from agentkv.engine.local.loader import LoadedModel
+    from agentkv.engine.local.runner import Span
 
 LONGEST_TOKENS = 32_768
 """Longer contexts are extrapolated."""
@@ -35,6 +36,7 @@ _SMALL_CHUNK_TOKENS = 256
 """Where a whole chunk takes too long; smaller ones are computed in another way."""
 _METER_TOKENS = 128
 """Steps with fewer prompt tokens say little about the prefill rate."""
+_METER_MEMORY = 0.8
 
 
 def device_name(loaded: LoadedModel) -> str:
@@ -154,25 +156,30 @@ def _non_negative(columns: np.ndarray, wanted: np.ndarray) -> tuple[float, ...]:
 
 
 class PrefillMeter:
-    """Real steps against the fit: `expected_s` and `spent_s` over steps that were one sequence's prefill.
+    """Real steps: `tokens_s` over those that were mostly prefill, and how far those of one sequence alone are from the
+    fit (`expected_s` and `spent_s`).
 
-    Used by the engine's thread; `stats()` may be read from any. Without a fit it only counts.
+    Used by the engine's thread; `tokens_s` and `stats()` may be read from any. Without a fit nothing is expected.
     """
 
     def __init__(self, prefill: Prefill | None) -> None:
+        self.tokens_s: float | None = None
+        """Prompt tokens a second, old steps fading; None before the first."""
         self._prefill = prefill
         self._tokens = 0
         self._spent_s = 0.0
         self._expected_s = 0.0
 
-    def add(self, start: int, end: int, seconds: float) -> None:
-        """A step computed tokens `start`..`end` of one context and nothing else in `seconds`."""
-        if end - start < _METER_TOKENS or seconds <= 0:
+    def step(self, spans: Sequence[Span], prefill_tokens: int, seconds: float) -> None:
+        """A step computed `spans` in `seconds`, of which `prefill_tokens` were prompt."""
+        if prefill_tokens < _METER_TOKENS or len(spans) > prefill_tokens or seconds <= 0:
             return
-        self._tokens += end - start
-        self._spent_s += seconds
-        if self._prefill is not None:
-            self._expected_s += self._prefill.extend_s(start, end)
+        seen = prefill_tokens / seconds
+        self.tokens_s = seen if self.tokens_s is None else _METER_MEMORY * self.tokens_s + (1 - _METER_MEMORY) * seen
+        if len(spans) == 1 and self._prefill is not None:
+            self._tokens += prefill_tokens
+            self._spent_s += seconds
+            self._expected_s += self._prefill.extend_s(spans[0].start, spans[0].end)
 
     def stats(self) -> dict[str, float]:
         """Plain numbers for `runtime.calibration.observed`."""

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from agentkv.core.rates import Prefill
 from agentkv.engine.local.gauge import PrefillMeter, Timing, _places, device_name, fit, measure_prefill, time_chunks
-from agentkv.engine.local.runner import Runner
+from agentkv.engine.local.runner import Runner, Span
 from agentkv.errors import ConfigError
 
 prefills = st.builds(
@@ -132,21 +132,40 @@ def test_the_device_is_named(tiny):
     assert "cpu" == device_name(tiny.loaded)
 
 
+def spans(*places):
+    return [Span(token_ids=[0] * (end - start), start=start, blocks=[], sample=False) for start, end in places]
+
+
 def test_the_meter_holds_real_steps_against_the_fit():
-    """Twice as slow as expected shows as twice; steps of a few tokens are not counted."""
+    """Twice as slow as expected shows as twice; short steps and shared ones say nothing of the fit."""
     prefill = Prefill(quadratic_s=1e-6, linear_s=1e-3, constant_s=0.1)
     meter = PrefillMeter(prefill)
     for start in range(0, 2048, 512):
-        meter.add(start, start + 512, 2 * prefill.extend_s(start, start + 512))
-    meter.add(2048, 2058, 100.0)
+        meter.step(spans((start, start + 512)), 512, 2 * prefill.extend_s(start, start + 512))
+    meter.step(spans((2048, 2058)), 10, 100.0)
+    meter.step(spans((0, 256), (0, 256)), 512, 100.0)
     stats = meter.stats()
     assert 2048 == stats["tokens"]
     assert pytest.approx(2.0) == stats["spent_s"] / stats["expected_s"]
     assert pytest.approx(prefill.recompute_s(2048)) == stats["expected_s"]
 
 
-def test_a_meter_without_a_fit_only_counts():
+def test_the_meters_rate_forgets_slowly():
+    """The first step counts whole, a later one a fifth; steps of mostly decode, or of no time, not at all."""
+    meter = PrefillMeter(None)
+    assert meter.tokens_s is None
+    meter.step(spans((0, 512)), 512, 1.0)
+    assert 512.0 == meter.tokens_s
+    meter.step(spans((0, 512)), 512, 0.5)
+    assert pytest.approx(0.8 * 512 + 0.2 * 1024) == meter.tokens_s
+    meter.step(spans((0, 100)), 100, 0.001)
+    meter.step(spans(*[(0, 1)] * 200), 150, 0.001)
+    meter.step(spans((0, 512)), 512, 0.0)
+    assert pytest.approx(0.8 * 512 + 0.2 * 1024) == meter.tokens_s
+
+
+def test_a_meter_without_a_fit_expects_nothing():
     """Before any calibration."""
     meter = PrefillMeter(None)
-    meter.add(0, 512, 1.0)
-    assert {"tokens": 512, "spent_s": 1.0, "expected_s": 0.0} == meter.stats()
+    meter.step(spans((0, 512)), 512, 1.0)
+    assert {"tokens": 0, "spent_s": 0.0, "expected_s": 0.0} == meter.stats()
