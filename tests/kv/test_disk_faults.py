@@ -352,6 +352,26 @@ def test_while_it_is_off_nothing_is_reserved_but_reads_work(make, arena, disk):
     assert [True, True] == arena.load(slab, images)
 
 
+@pytest.mark.parametrize(("code", "pause"), [(errno.ENOSPC, "0.05 s"), (errno.EDQUOT, "0.05 s"), (errno.EIO, "0.1 s")])
+def test_a_full_disk_is_asked_more_often_than_a_broken_one(make, arena, disk, code, pause):
+    """`off` says when; the second failure in a row doubles the pause of a broken disk only (K10)."""
+    slab = make(retry_s=0.05)
+    disk.fail = {"write": code}
+    for _ in range(2):
+        while not (slots := slab.reserve(1)):
+            time.sleep(0.01)
+        with pytest.raises(OSError, match=re.escape(os.strerror(code))):
+            slab.write(arena.images(slots))
+        off = slab.off
+        slab.free(slots)
+    assert f"tried again {pause} after failure 2" in off
+    disk.heal()
+    while not (slots := slab.reserve(1)):
+        time.sleep(0.01)
+    slab.write(arena.images(slots))
+    assert slab.off is None
+
+
 # -- limits
 
 

@@ -213,22 +213,31 @@ def test_only_the_user_may_read_a_store(root, arena):
         assert 0o600 == stat.S_IMODE((root / "store-s.lock").stat().st_mode)
 
 
-@pytest.mark.parametrize("planted", ["store-s", "store-s.lock", "store-s/journal", "store-s/segment-00000"])
-def test_a_link_where_a_file_should_be_is_not_followed(root, arena, planted, tmp_path):
-    """In a shared folder somebody may have put it there."""
-    target = tmp_path / "target"
-    (root / "store-s").mkdir(parents=True) if "/" in planted else root.mkdir()
-    if planted == "store-s":
-        target.mkdir()
+def planted(root, target, name):
+    """A link at `name` in the store, in place of what was there."""
+    path = root / name
+    if path.is_dir():
+        path.rename(target)
     else:
-        target.write_bytes(b"mine")
-    (root / planted).symlink_to(target)
+        target.write_bytes(path.read_bytes())
+        path.unlink()
+    path.symlink_to(target)
+
+
+@pytest.mark.parametrize("name", ["store-s", "store-s.lock", "store-s/journal", "store-s/segment-00000"])
+def test_a_link_where_a_file_should_be_is_not_followed(root, arena, name, tmp_path):
+    """In a shared folder somebody may have put it there: nothing is read or written through it."""
+    left(root, arena)
+    target = tmp_path / "target"
+    planted(root, target, name)
+    before = {path: path.read_bytes() for path in [target, *target.rglob("*")] if path.is_file()}
     try:
         with opened(root) as slab:
-            arena.store(slab, 2)
+            assert [] == slab.kept
+            arena.store(slab, 3, 100)
     except DiskUnavailable:
         pass
-    assert [] == list(target.iterdir()) if target.is_dir() else b"mine" == target.read_bytes()
+    assert before == {path: path.read_bytes() for path in [target, *target.rglob("*")] if path.is_file()}
 
 
 def test_another_users_folder_is_refused(root, arena, monkeypatch):
