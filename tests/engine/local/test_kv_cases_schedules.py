@@ -251,13 +251,13 @@ def _engines_agree(tiny, start, ask, directory, seed):
 
 
 def test_calls_over_moving_blocks_have_the_bits_of_calls_over_kept_ones(tiny, start, ask, tmp_path):
-    """Eight conversations of four agents: the same reuse, the same tokens, equal logits at every step."""
-    loaded = [_engines_agree(tiny, start, ask, tmp_path, seed) for seed in range(8)]
-    assert sum(n > 0 for n in loaded) >= 6
+    """Four conversations of four agents: the same reuse, the same tokens, equal logits at every step."""
+    loaded = [_engines_agree(tiny, start, ask, tmp_path, seed) for seed in range(4)]
+    assert sum(n > 0 for n in loaded) >= 3
 
 
 @pytest.mark.slow
 def test_two_hundred_more_conversations_have_the_same_bits(tiny, start, ask, tmp_path):
     """The same with other seeds."""
-    loaded = [_engines_agree(tiny, start, ask, tmp_path, seed) for seed in range(8, 208)]
+    loaded = [_engines_agree(tiny, start, ask, tmp_path, seed) for seed in range(4, 204)]
     assert sum(n > 0 for n in loaded) >= 150
