@@ -29,7 +29,9 @@ from agentkv.runtime.planner import Planner
 
 DECODING = 3
 PROMPT_TOKENS = 256
-ANSWER_TOKENS = 4000
+ANSWER_TOKENS = 3000
+SPARE_TOKENS = 500
+"""More than anybody decodes between two looks."""
 RESTORED_BLOCKS = 4096 // BLOCK_TOKENS
 RESTORES_S = 4
 WINDOW_S = 1.0
@@ -61,8 +63,8 @@ class Decoding:
         self._streams: list[Stream] = []
 
     def keep_going(self) -> None:
-        """Start those that do not run, from their prompts; returns once all decode."""
-        if len(self._streams) == DECODING and not any(stream.ended for stream in self._streams):
+        """Start over where an answer would end within the next windows; returns once all decode."""
+        if self._streams and all(len(one.partial) < ANSWER_TOKENS - SPARE_TOKENS for one in self._streams):
             return
         for stream in self._streams:
             stream.cancel()
@@ -86,6 +88,7 @@ class Decoding:
         """Steps per second, from the first step that began in the window to the first that began after it."""
         first = next(i for i, at in enumerate(self.steps) if at >= started)
         while self.steps[-1] < ended:
+            assert not all(stream.ended for stream in self._streams), "nobody decodes"
             time.sleep(0.001)
         last = next(i for i, at in enumerate(self.steps) if at >= ended)
         return (last - first) / (self.steps[last] - self.steps[first])
