@@ -16,18 +16,19 @@ from typing import Any
 
 from agentkv.core.task import Caller
 from agentkv.engine.base import Request
-from agentkv.kv.streams import Direction, Event, Run
+from agentkv.kv.streams import Direction, Event, Run, Streams
 from gpu_sections.model import engine, ids_of, random_llama, text_of
-from gpu_sections.scene import GEOMETRIES, MIB, Found, Scene, at_most, middle, rank
+from gpu_sections.scene import GEOMETRIES, MIB, Found, Scene, at_most, finish, middle, rank
 
 _JOB_BLOCKS = 32
+_GEOMETRY = GEOMETRIES[2 * MIB]
 
 
 class Traffic:
     """64 MiB jobs of scattered 2 MiB blocks, two in flight per direction, over streams of their own."""
 
-    def __init__(self, scene: Scene, blocks: int) -> None:
-        self._scene = scene
+    def __init__(self, streams: Streams, blocks: int) -> None:
+        self._streams = streams
         self._blocks = blocks
         self.bytes = 0
         self.busy_s = 0.0
@@ -35,40 +36,34 @@ class Traffic:
     @contextlib.contextmanager
     def flowing(self) -> Iterator[None]:
         """Copies run inside of the block."""
-        geometry = GEOMETRIES[2 * MIB]
         stop = threading.Event()
         moved = [0, 0]
-        with self._scene.memory(geometry, self._blocks) as memory:
-            streams = self._scene.streams()
-            streams.bind(memory)
 
-            def flow(number: int, direction: Direction) -> None:
-                chance = random.Random(number)  # noqa: S311
-                events: list[Event] = []
-                size = min(_JOB_BLOCKS, self._blocks // 2)
-                half = range(number * size, number * size + size)  # the two directions touch different blocks
-                while not stop.is_set():
-                    slots = chance.sample(half, size)
-                    events.append(streams.copy(direction, [Run(1 + slot, slot, 1) for slot in slots], ()))
-                    if len(events) > 1:
-                        events.pop(0).wait()
-                        moved[number] += size * geometry.block_bytes
-                for event in events:
-                    event.wait()
+        def flow(number: int, direction: Direction) -> None:
+            chance = random.Random(number)  # noqa: S311
+            events: list[Event] = []
+            size = min(_JOB_BLOCKS, self._blocks // 2)
+            half = range(number * size, number * size + size)  # the two directions touch different blocks
+            while not stop.is_set():
+                slots = chance.sample(half, size)
+                events.append(self._streams.copy(direction, [Run(1 + slot, slot, 1) for slot in slots], ()))
+                if len(events) > 1:
+                    events.pop(0).wait()
+                    moved[number] += size * _GEOMETRY.block_bytes
+            finish(events)
 
-            threads = [threading.Thread(target=flow, args=pair) for pair in enumerate(("h2d", "d2h"))]
-            started = time.monotonic()
+        threads = [threading.Thread(target=flow, args=pair) for pair in enumerate(("h2d", "d2h"))]
+        started = time.monotonic()
+        for thread in threads:
+            thread.start()
+        try:
+            yield
+        finally:
+            stop.set()
             for thread in threads:
-                thread.start()
-            try:
-                yield
-            finally:
-                stop.set()
-                for thread in threads:
-                    thread.join()
-                self.busy_s += time.monotonic() - started
-                self.bytes += sum(moved)
-                streams.close()
+                thread.join()
+            self.busy_s += time.monotonic() - started
+            self.bytes += sum(moved)
 
 
 class Talk:
@@ -96,9 +91,13 @@ def run(scene: Scene) -> Found:
     sessions, context, tokens, windows = (2, 64, 16, 2) if scene.small else (4, 2048, 128, 10)
     quiet: list[list[float]] = []
     busy: list[list[float]] = []
-    traffic = Traffic(scene, 8 if scene.small else 128)
+    blocks = 8 if scene.small else 128
     model = random_llama(scene.device, small=scene.small)
-    with engine(scene, model, tokens=sessions * (context + (tokens + 17) * (2 * windows + 2))) as kv:
+    tokens_held = sessions * (context + (tokens + 17) * (2 * windows + 2))
+    with engine(scene, model, tokens=tokens_held) as kv, scene.memory(_GEOMETRY, blocks) as memory:
+        streams = scene.streams()
+        streams.bind(memory)
+        traffic = Traffic(streams, blocks)
         talks = [Talk(kv, number, context) for number in range(sessions)]
 
         def window() -> list[float]:
@@ -115,6 +114,7 @@ def run(scene: Scene) -> Found:
             for kind in (0, 1) if number % 2 else (1, 0):
                 with traffic.flowing() if kind else contextlib.nullcontext():
                     (busy if kind else quiet).append(window())
+        streams.close()
     flat_quiet, flat_busy = [gap for one in quiet for gap in one], [gap for one in busy for gap in one]
     ratio = rank(flat_busy, 0.99) / rank(flat_quiet, 0.99)
     halves = [[gap for one in quiet[start::2] for gap in one] for start in (0, 1)]

@@ -43,7 +43,27 @@ class TestPinned:
         refused.close()
         arena.close()
 
+    def test_under_a_small_page_lock_limit_everything_still_works(self):
+        """Pinned where the driver ignores the limit, pageable where it does not; the next kernel runs (K14)."""
+        script = textwrap.dedent(LIMITED).format(root=ROOT)
+        done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=100, check=False)
+        assert (0, "3.0") == (done.returncode, done.stdout.split()[-1]), done.stderr
+        assert ("RLIMIT_MEMLOCK is 64.0 KiB" in done.stderr) == ("pinned 0" in done.stdout)
 
+
+LIMITED = """
+    import resource, sys
+    sys.path.insert(0, r"{root}")
+    hard = resource.getrlimit(resource.RLIMIT_MEMLOCK)[1]
+    resource.setrlimit(resource.RLIMIT_MEMLOCK, (65536, hard))
+    import torch
+    from agentkv.kv.geometry import Geometry
+    from agentkv.kv.host import HostArena
+    arena = HostArena(Geometry(layers=24, kv_heads=1, head_dim=128, dtype="bfloat16"), 64 << 20, pin=True)
+    print("pinned", arena.pinned_bytes)
+    print(float(torch.ones(3, device="cuda").sum()))
+    arena.close()
+"""
 CHILD = """
     import os, sys, tempfile, time
     from pathlib import Path

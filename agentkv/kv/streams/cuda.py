@@ -17,6 +17,8 @@ from agentkv.kv.streams import Direction, Event, Memory, Run
 from agentkv.kv.streams.batch import BatchCopy, batch_copy
 from agentkv.kv.streams.path import BATCHED, CopyPath
 
+_SIDE_PRIORITY = -1
+
 
 class CudaEvent:
     """A point on a CUDA stream. Waiting sleeps instead of spinning.
@@ -59,7 +61,9 @@ class CudaStreams:
         self._native = native
         self._batch = batch_copy() if batch is None else batch
         self.compute = native.Stream(device)
-        self._side = {"h2d": native.Stream(device), "d2h": native.Stream(device)}
+        # Torch hands the same 32 streams round, for each priority. Copies have none, so a side stream of this other
+        # pool is never what some engine computes on.
+        self._side = {way: native.Stream(device, priority=_SIDE_PRIORITY) for way in ("h2d", "d2h")}
         self._free_events: deque[Any] = deque()
         self._path: CopyPath | None = None
 

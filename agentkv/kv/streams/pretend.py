@@ -43,6 +43,7 @@ class PretendStream:
 
     def __init__(self, handle: int, lock: threading.RLock) -> None:
         self.cuda_stream = handle
+        self.priority = 0
         self.queue: deque[tuple[Callable[[], None], _Point | None]] = deque()
         self._lock = lock
 
@@ -121,9 +122,10 @@ class PretendDriver:
         self.streams: dict[int, PretendStream] = {}
         self.default = self.Stream(None)
 
-    def Stream(self, _device: object) -> PretendStream:  # noqa: N802  as in torch.cuda
+    def Stream(self, _device: object, priority: int = 0) -> PretendStream:  # noqa: N802  as in torch.cuda
         """A stream of its own."""
         made = PretendStream(next(self._handles), self._lock)
+        made.priority = priority
         self.streams[made.cuda_stream] = made
         return made
 
