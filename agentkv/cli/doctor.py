@@ -26,7 +26,7 @@ def doctor(
 ) -> None:
     """What is installed here, what the machine has, and what agentkv would use."""
     findings = _findings()
-    findings["Tiers"] = _tiers(disk)
+    findings["Tiers"] = _tiers(disk, findings["Would be used"].get("device"))
     if as_json:
         typer.echo(json.dumps(findings))
         return
@@ -82,22 +82,20 @@ def _would_use() -> dict[str, str]:
     return describe_device()
 
 
-def _tiers(disk: Path | None) -> dict[str, str]:
+def _tiers(disk: Path | None, device: str | None) -> dict[str, str]:
     """How blocks would be copied, whether the disk tier would work, and what was calibrated."""
     return {
-        "copy path": _copy_path(),
+        "copy path": _copy_path(device),
         "disk tier": "off: no folder was given; try one with --disk" if disk is None else _disk_state(disk),
         **_calibrations(),
     }
 
 
-def _copy_path() -> str:
+def _copy_path(device: str | None) -> str:
     """What moves blocks between host and device."""
-    try:
-        import torch
-    except ImportError:
-        return "none: torch is not installed"
-    if not torch.cuda.is_available():
+    if device is None:
+        return "none: the embedded engine is not installed"
+    if device.startswith("cpu"):
         return "memmove on threads (CPU)"
     from agentkv.kv.streams.batch import available
 

@@ -10,7 +10,7 @@ import pytest
 from typer.testing import CliRunner
 
 from agentkv import cli
-from agentkv.cli import COMMANDS, app, main
+from agentkv.cli import COMMANDS, app, doctor, main
 from agentkv.core.rates import Prefill, Rates
 from agentkv.runtime.machine import Place, machine_digest
 from agentkv.runtime.ratefiles import save_rates
@@ -84,6 +84,24 @@ def test_doctor_says_why_the_disk_tier_is_off(tmp_path, bad):
     (tmp_path / "file").touch()
     told = json.loads(run("doctor", "--json", "--disk", str(tmp_path / bad)).stdout)["Tiers"]
     assert re.match(r"off: .*(Not a directory|File exists)", told["disk tier"])
+
+
+@pytest.mark.parametrize(
+    ("device", "why_not", "words"),
+    [
+        (None, "", "not installed"),
+        ("cpu", "", "memmove"),
+        ("cuda:0 (A GPU)", "", "batches of blocks"),
+        ("cuda:0 (A GPU)", "no cuda-bindings", "one copy for each run of blocks: no cuda-bindings"),
+    ],
+)
+def test_doctor_names_the_copy_path(monkeypatch, device, why_not, words):
+    """By the device that would be used; on CUDA with the reason why copies are not batched."""
+    from agentkv.kv.streams import batch
+
+    monkeypatch.setattr(batch, "available", lambda: why_not)
+    monkeypatch.setattr(doctor, "_would_use", lambda: {} if device is None else {"device": device})
+    assert words in json.loads(run("doctor", "--json").stdout)["Tiers"]["copy path"]
 
 
 def test_doctor_prints_the_same_for_people():
