@@ -19,11 +19,11 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 from common import arguments, emit, interleaved, median, say
 
-from agentkv.kv import slab as slab_module
 from agentkv.kv.slab import Slab, SlotImage
 from agentkv.units import KIB, MIB
 
@@ -102,41 +102,48 @@ class Bench:
     def read_unverified(self, job: Job) -> None:
         assert all(self.slab.read(job, verify=False))
 
-    def write_unsummed(self, job: Job) -> None:
-        with without_checksums():
-            self.slab.write(job)
+    def write_unsummed(self) -> float:
+        with without_checksums(self.slab):
+            return self.rate(WRITERS, self.slab.write)
 
     def close(self) -> None:
         os.close(self.fd)
         self.slab.close()
 
 
-_WITHOUT = threading.local()
-_checksum = slab_module._checksum
-
-
 @contextmanager
-def without_checksums() -> Iterator[None]:
-    """No checksum is computed in this thread; what is written so is rewritten before it is read."""
-    _WITHOUT.on = True
+def without_checksums(slab: Slab) -> Iterator[None]:
+    """Nothing is hashed meanwhile; what is written so must be rewritten before it is verified."""
+    slab._checksums.start = lambda images: lambda: [0] * len(images)  # type: ignore[method-assign]
     try:
         yield
     finally:
-        _WITHOUT.on = False
-
-
-slab_module._checksum = lambda image, size: 0 if getattr(_WITHOUT, "on", False) else _checksum(image, size)
+        del slab._checksums.start
 
 
 def measure(folder: Path, block_bytes: int, size_bytes: int, repeats: int) -> dict[str, float]:
     bench = Bench(folder, block_bytes, size_bytes)
     try:
-        write = sides(
-            bench, WRITERS, {"raw": bench.raw_write, "bare": bench.write_unsummed, "slab": bench.slab.write}, repeats
+        raw_write = partial(bench.rate, WRITERS, bench.raw_write)
+        write = interleaved(
+            {
+                "raw": raw_write,
+                "bare": bench.write_unsummed,
+                "slab": partial(bench.rate, WRITERS, bench.slab.write),
+                "again": raw_write,
+            },
+            repeats,
         )
         bench.rate(WRITERS, bench.slab.write)
-        read = sides(
-            bench, READERS, {"raw": bench.raw_read, "bare": bench.read_unverified, "slab": bench.read}, repeats
+        raw_read = partial(bench.rate, READERS, bench.raw_read)
+        read = interleaved(
+            {
+                "raw": raw_read,
+                "bare": partial(bench.rate, READERS, bench.read_unverified),
+                "slab": partial(bench.rate, READERS, bench.read),
+                "again": raw_read,
+            },
+            repeats,
         )
         direct = all(segment.direct_fd is not None for segment in bench.slab._segments)
         fio = fio_read(bench.path, block_bytes)
@@ -155,15 +162,6 @@ def measure(folder: Path, block_bytes: int, size_bytes: int, repeats: int) -> di
         bench.close()
 
 
-def sides(bench: Bench, threads: int, deeds: dict[str, Callable[[Job], None]], repeats: int) -> dict[str, list[float]]:
-    """Rates of all deeds by turns; "again" is the raw loop once more, for the A/A ratio."""
-
-    def side(deed: Callable[[Job], None]) -> Callable[[], float]:
-        return lambda: bench.rate(threads, deed)
-
-    return interleaved({name: side(deed) for name, deed in (deeds | {"again": deeds["raw"]}).items()}, repeats)
-
-
 def share(found: dict[str, list[float]], one: str, other: str) -> float:
     """The median over the rounds of one side over another: a disk that slows down slows a round down."""
     return median([a / b for a, b in zip(found[one], found[other], strict=True)])
@@ -171,12 +169,12 @@ def share(found: dict[str, list[float]], one: str, other: str) -> float:
 
 def checksum_rate(bench: Bench) -> float:
     """Bytes per second of this thread's processor time, memory cold: on a busy machine it is processor time that a
-    checksum costs, on a quiet one it hides behind the other threads' transfers.
+    checksum costs, on a quiet one it hides behind the transfers.
     """
     started_s = time.thread_time()
     for job in bench.jobs:
         for image in job:
-            _checksum(image, bench.block_bytes)
+            bench.slab._checksums.of(image)
     return bench.size_bytes / (time.thread_time() - started_s)
 
 

@@ -7,7 +7,7 @@
 | `book` | which block has a copy in which tier, who holds it, in which order copies are given up |
 | `freemap` | which slots of a tier are free |
 | `device`, `host`, `slab` | the memory of the three tiers |
-| `segments`, `breaker` | the slab's files; the pause after a disk failed |
+| `segments`, `checksums`, `breaker` | the slab's files, what their blocks must hash to, the pause after a failure |
 | `lair`, `journal`, `records`, `resume` | the slab's folder, and what makes it last: a journal, its bytes, taking over |
 | `store` | the lasting folders seen from outside |
 | `streams/` | copies and events: CPU, CUDA, and an adversary for tests |

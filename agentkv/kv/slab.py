@@ -17,11 +17,10 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
-import xxhash
-
 from agentkv.errors import Closed, ConfigError, DiskUnavailable
 from agentkv.kv import journal as journals
 from agentkv.kv.breaker import Breaker
+from agentkv.kv.checksums import Checksums
 from agentkv.kv.freemap import FreeMap
 from agentkv.kv.geometry import MIN_SLOTS, SLOT_ALIGN_BYTES
 from agentkv.kv.index import BlockKey
@@ -87,6 +86,7 @@ class Slab:
         self._errors_lock = threading.Lock()
         self._breaker = Breaker(retry_s)
         self._free = FreeMap(0)
+        self._checksums = Checksums(block_bytes)
         self._sums: dict[int, int] = {}
         self._writes = 0
         self._unproven: set[int] = set()
@@ -205,9 +205,9 @@ class Slab:
                 self._writes -= 1
 
     def _write(self, images: Sequence[SlotImage]) -> None:
-        sums = [_checksum(image, self.block_bytes) for image in images]  # while other writers keep the disk busy
         if self._journal is not None:
             self._journal.settle()
+        hashed = self._checksums.start(images)
         try:
             for segment, offset, run in self._segments.runs(images):
                 segment.transfer("write", [image.view for image in run], offset)
@@ -216,6 +216,8 @@ class Slab:
             self._breaker.failed(str(error), full=error.errno in _FULL)
             warn_once("kv_disk_off", reason=str(error), path=str(self.path), retry_s=self._retry_s)
             raise
+        finally:
+            sums = hashed()  # even after a failure: nobody reads `images` once we are gone
         self._breaker.worked()
         self._sums.update((image.slot, checksum) for image, checksum in zip(images, sums, strict=True))
         if self._journal is not None:
@@ -242,7 +244,7 @@ class Slab:
             for image in run:
                 if not verify and image.slot not in self._unproven:
                     continue
-                if self._sums.get(image.slot) != _checksum(image, self.block_bytes):
+                if self._sums.get(image.slot) != self._checksums.of(image):
                     good[image.slot] = False
                     self.checksum_failures += 1
                     warn_once("kv_checksum_failed", slot=image.slot, path=str(segment.path))
@@ -288,6 +290,7 @@ class Slab:
             self._journal.close(_LAST_WAIT_S)
         self._segments.close(remove=not self._lair.lasting)
         self._lair.close()
+        self._checksums.close()
         if growing:
             self._grow_lock.release()
 
@@ -359,8 +362,3 @@ class Slab:
             )
         if self._closed:
             raise Closed("the disk tier is closed")
-
-
-def _checksum(image: SlotImage, block_bytes: int) -> int:
-    """Seeded with the key, so that a whole and healthy block of another key fails too."""
-    return xxhash.xxh3_64_intdigest(image.view[:block_bytes], int.from_bytes(image.key[:8], "little"))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import mmap
 import os
 import re
 import shutil
@@ -17,6 +18,7 @@ from agentkv.clock import ManualClock
 from agentkv.errors import Closed
 from agentkv.kv import slab as slab_module
 from agentkv.kv.breaker import Breaker
+from agentkv.kv.checksums import Checksums
 from agentkv.kv.slab import Slab, SlotImage
 from agentkv.units import MIB
 
@@ -270,6 +272,36 @@ def test_each_error_is_logged_once_and_counted_always(make, arena, disk, monkeyp
     assert {"EIO": 5, "ESTALE": 5} == slab.errors
     lines = capsys.readouterr().err
     assert (1, 1) == (lines.count("kv_disk_error_eio"), lines.count("kv_disk_error_estale"))
+
+
+@pytest.mark.parametrize("broken", [False, True])
+def test_nobody_reads_the_memory_once_a_write_has_ended(tmp_path, disk, monkeypatch, broken):
+    """Large blocks are hashed while they are written; success or failure, the caller may then reuse the memory."""
+    slow, running = Checksums.of, []
+
+    def of(self, image):
+        running.append(threading.current_thread().name)
+        time.sleep(0.05)
+        found = slow(self, image)
+        running.pop()
+        return found
+
+    monkeypatch.setattr(Checksums, "of", of)
+    size = 1 * MIB
+    with Slab(tmp_path, 8 * size, size, retry_s=0) as slab, mmap.mmap(-1, size) as memory:
+        view = memoryview(memory)
+        (slot,) = slab.reserve(1)
+        image = SlotImage(slot, key(1), view)
+        if broken:
+            disk.fail = {"write": errno.EIO}
+            with pytest.raises(OSError, match="Input/output"):
+                slab.write([image])
+        else:
+            slab.write([image])
+            assert [True] == slab.read([image])
+        assert [] == running
+        del image
+        view.release()
 
 
 # -- the pause after failures
