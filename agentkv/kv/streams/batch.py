@@ -43,14 +43,13 @@ class Copies(NamedTuple):
 
 def copies_of(layout: Layout, direction: Direction, runs: Sequence[Run]) -> Copies:
     """A run is one copy, unless slots have padding (then a block is) or it spans two registrations of host memory."""
-    whole = layout.block_bytes == layout.slot_bytes
-    device: list[int] = []
-    host: list[int] = []
-    sizes: list[int] = []
-    for run in cut_runs(runs, layout.piece_slots if whole else 1):
-        device.append(layout.pool_address + run.device_block * layout.block_bytes)
-        host.append(layout.arena_address + run.host_block * layout.slot_bytes)
-        sizes.append(run.n * layout.block_bytes)
+    pool, arena, block_bytes, slot_bytes, piece_slots = layout
+    every = piece_slots if block_bytes == slot_bytes else 1
+    if any(n > 1 and slot % every + n > every for _, slot, n in runs):  # half the time of cutting them all
+        runs = cut_runs(runs, every)
+    device = [pool + block * block_bytes for block, _, _ in runs]
+    host = [arena + slot * slot_bytes for _, slot, _ in runs]
+    sizes = [n * block_bytes for _, _, n in runs]
     return Copies(device, host, sizes) if direction == "h2d" else Copies(host, device, sizes)
 
 
