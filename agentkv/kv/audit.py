@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from agentkv.core.rates import OVERLAP
 from agentkv.core.residency import Residency, Tier
 from agentkv.kv.book import NOWHERE, Book, Holding
 from agentkv.kv.device import NULL_BLOCK, DevicePool
@@ -67,7 +68,7 @@ def figures(
     }
 
 
-def facts(holding: Holding, transfers: Transfers, *, prefill_tokens_s: float, pressed: bool) -> Residency:
+def facts(holding: Holding, transfers: Transfers, *, recompute_s: float, pressed: bool) -> Residency:
     """Where a session's blocks are; prices from measured rates. A restore from disk is read and copied to the device
     at the same time, but for its last part.
     """
@@ -85,8 +86,8 @@ def facts(holding: Holding, transfers: Transfers, *, prefill_tokens_s: float, pr
         missing_blocks=holding.missing,
         unwritten_blocks=holding.unwritten,
         restore_host_s=to_device_s,
-        restore_disk_s=size_bytes / transfers.lanes["read"].rate.bytes_s + to_device_s / 8,
-        recompute_s=holding.tokens / prefill_tokens_s,
+        restore_disk_s=size_bytes / transfers.lanes["read"].rate.bytes_s + OVERLAP * to_device_s,
+        recompute_s=recompute_s,
         has_host=transfers.has_host,
         has_disk=transfers.has_disk,
         pressed=pressed,

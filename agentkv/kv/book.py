@@ -143,10 +143,15 @@ class Holding:
         return abs(self.expected_s - now_s)
 
     def _count(self, block: Block, sign: int) -> None:
-        for tier in Tier:
-            self.copies[tier] += sign * block.has(tier)
-        self.unwritten += sign * block.unwritten
-        self.missing += sign * (not block.resident)
+        device, host, disk = block.where
+        if device != NOWHERE:
+            self.copies[Tier.DEVICE] += sign
+            self.unwritten += sign * (host == NOWHERE == disk)
+        if host != NOWHERE:
+            self.copies[Tier.HOST] += sign
+        if disk != NOWHERE:
+            self.copies[Tier.DISK] += sign
+        self.missing += sign * (device == host == disk == NOWHERE)
 
 
 class Book:
@@ -173,11 +178,15 @@ class Book:
         return slot
 
     def _set(self, block: Block, tier: Tier, slot: int) -> None:
+        where = block.where
+        copies = (slot != NOWHERE) - (where[tier] != NOWHERE)
+        was_unwritten, was_resident = block.unwritten, block.resident
+        where[tier] = slot
+        unwritten, missing = block.unwritten - was_unwritten, was_resident - block.resident
         for holding in block.holders.values():
-            holding._count(block, -1)
-        block.where[tier] = slot
-        for holding in block.holders.values():
-            holding._count(block, +1)
+            holding.copies[tier] += copies
+            holding.unwritten += unwritten
+            holding.missing += missing
 
     # -- blocks and holders
 

@@ -23,6 +23,8 @@ from agentkv.kv.streams import DONE, Direction, Event, Streams, runs_of
 from agentkv.kv.transfers import ENDS, Transfers
 from agentkv.log import warn_once
 
+_SETTLED_AT_ONCE = 128
+"""Blocks committed under one hold of the lock: a fraction of a millisecond."""
 _LAST_WAIT_S = 2.0
 """How long `close` waits for a disk that is known not to answer."""
 
@@ -72,6 +74,8 @@ class Carrier:
                 for block in set(job.blocks).difference(keep):
                     transfers.settle(job.lane, block, ok=False)
             job.blocks = keep
+            if not keep:
+                return None
             job.size_bytes = len(keep) * self._device.geometry.block_bytes
             self._started(job)
             if job.lane == "h2d":
@@ -80,8 +84,6 @@ class Carrier:
             elif job.lane == "d2h":
                 after = self._device.writes([block.where[Tier.DEVICE] for block in keep])  # R1
                 pairs = [(block.where[Tier.DEVICE], block.coming[Tier.HOST]) for block in keep]
-        if not keep:
-            return None
         if job.lane == "h2d":
             return self._copy(job, "h2d", pairs, after)
         if job.lane == "d2h":
@@ -100,8 +102,10 @@ class Carrier:
             moved = len(job.blocks) - len(job.failed)
             counts[f"{job.lane}_bytes"] += moved * self._device.geometry.block_bytes
             counts[f"{job.lane}_jobs"] += 1
-            for block in job.blocks:
-                self._transfers.settle(job.lane, block, ok=id(block) not in job.failed)
+        for at in range(0, len(job.blocks), _SETTLED_AT_ONCE):
+            with self._locked():
+                for block in job.blocks[at : at + _SETTLED_AT_ONCE]:
+                    self._transfers.settle(job.lane, block, ok=id(block) not in job.failed)
 
     def _started(self, job: Job) -> None:
         now_s = self._now_s()
@@ -204,4 +208,5 @@ class Carrier:
     def close(self) -> bool:
         """Stop the lanes; waits for a disk copy no longer than its deadline. False if a thread hangs in one."""
         wait_s = _LAST_WAIT_S if any(job.abandoned for job in self._on_disk) else self._io_deadline_s
-        return all([lane.close(wait_s if name in {"read", "write"} else None) for name, lane in self.lanes.items()])
+        ended = {name: lane.close(wait_s if name in {"read", "write"} else None) for name, lane in self.lanes.items()}
+        return all(ended.values())

@@ -196,7 +196,7 @@ class Moves:
 
 def _lacks(block: Block, tier: Tier) -> bool:
     """No copy in `tier`, and one above it from which it can be made."""
-    return not block.has(tier) and any(block.has(Tier(above)) for above in range(tier))
+    return block.where[tier] == NOWHERE and max(block.where[:tier], default=NOWHERE) != NOWHERE
 
 
 def _is_below(block: Block, tier: Tier, *, disk: bool) -> bool:

@@ -18,19 +18,20 @@ from typing import Any, Self
 import torch
 
 from agentkv.clock import Clock, SystemClock
+from agentkv.core.rates import Rates
 from agentkv.core.residency import Action, Move, Receipt, Residency, Tier
 from agentkv.errors import Closed, ConfigError
 from agentkv.kv.audit import check, facts, figures
 from agentkv.kv.book import Book
 from agentkv.kv.carrier import Carrier
 from agentkv.kv.device import DevicePool
+from agentkv.kv.gauge import reckoned
 from agentkv.kv.geometry import BLOCK_TOKENS, Geometry
 from agentkv.kv.guard import Guard
 from agentkv.kv.host import HostArena
 from agentkv.kv.index import BlockKey
 from agentkv.kv.keep import Describe, Keep, Revived
 from agentkv.kv.leases import Leases
-from agentkv.kv.mover import LaneName
 from agentkv.kv.moves import Moves
 from agentkv.kv.slab import Slab
 from agentkv.kv.streams import Event, Memory, Streams, streams_for
@@ -57,6 +58,7 @@ class Tiers:
         device_bytes: int,
         host_bytes: int,
         slab: Slab | None = None,
+        rates: Rates | None = None,
         streams: Streams | None = None,
         clock: Clock | None = None,
         verify: bool = True,
@@ -70,7 +72,8 @@ class Tiers:
             raise ConfigError(f"the slab has blocks of {slab.block_bytes} B, the model of {geometry.block_bytes} B")
         self.geometry = geometry
         self.prefill_tokens_s = PREFILL_TOKENS_S
-        """The engine's prefill rate; it sets what it measures."""
+        """The engine's prefill rate; it sets what it measures. Of no account with `rates`, which know more."""
+        self._rates = rates
         self._device = DevicePool(geometry, device, device_bytes)
         self._host = HostArena(geometry, host_bytes, pin=self._device.pool.is_cuda) if host_bytes else None
         self._slab = slab
@@ -95,7 +98,7 @@ class Tiers:
             streams=self.streams,
             now_s=now_s,
             locked=self._guard.copying,
-            rates_bytes_s=_rates(on_gpu=self._device.pool.is_cuda),
+            rates_bytes_s=reckoned(rates, on_gpu=self._device.pool.is_cuda),
             verify=verify,
             threads=threads,
             io_deadline_s=io_deadline_s,
@@ -230,7 +233,7 @@ class Tiers:
             return facts(
                 holding,
                 self._transfers,
-                prefill_tokens_s=self.prefill_tokens_s,
+                recompute_s=self._recompute_s(holding.tokens),
                 pressed=self._pressed,
             )
 
@@ -382,6 +385,9 @@ class Tiers:
         if self._host is not None:
             self._host.close()
 
+    def _recompute_s(self, tokens: int) -> float:
+        return tokens / self.prefill_tokens_s if self._rates is None else self._rates.recompute_s(tokens)
+
     def _refuse_if_closed(self) -> None:
         if self._closed:
             raise Closed("the KV tiers are closed")
@@ -391,9 +397,3 @@ class Tiers:
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-
-def _rates(*, on_gpu: bool) -> dict[LaneName, float]:
-    """Bytes per second to reckon with until they are measured."""
-    link = 20e9 if on_gpu else 4e9
-    return {"h2d": link, "d2h": link, "read": 1.5e9, "write": 0.8e9}

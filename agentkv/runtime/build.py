@@ -26,7 +26,9 @@ def local_engine(
     salt: str,
     progress: Callable[[str], None] | None,
 ) -> TieredEngine:
-    """The embedded engine; see `AgentKV.local` for the options and errors."""
+    """The embedded engine; see `AgentKV.local` for the options and errors. It starts from the rates that were measured
+    for this model on this machine, if any were, and gives back what it saw when it closes.
+    """
     device_bytes = _tier_bytes(device_memory, "device_memory")
     host_bytes = 0 if host_memory is None else _tier_bytes(host_memory, "host_memory")
     disk_bytes = 0 if disk is None else _tier_bytes(disk_memory, "disk_memory")
@@ -39,7 +41,10 @@ def local_engine(
         raise ExtraMissing(
             f"the embedded engine needs {error.name or 'torch'}: pip install 'agentkv-sdk[local]'"
         ) from error
+    from agentkv.runtime.calibration import RateBook
+
     loaded = load_model(model, device=device, dtype=dtype, progress=progress)
+    book = RateBook(loaded, None if disk is None else Path(disk))
     return LocalEngine(
         loaded,
         device_memory=device_bytes,
@@ -47,6 +52,8 @@ def local_engine(
         disk=None if disk is None else Path(disk),
         disk_memory=disk_bytes,
         salt=salt,
+        rates=book.rates,
+        at_close=book.learn,
     )
 
 

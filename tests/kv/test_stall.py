@@ -182,3 +182,18 @@ def test_close_returns_while_a_read_hangs(rig_class, tmp_path, known):
     slab.go.set()
     time.sleep(0.05)
     slab.close()
+
+
+def test_a_job_that_was_called_off_whole_does_not_count_as_hung(rig, tmp_path):
+    """Nothing of it runs: a healthy disk stays on however late it gets."""
+    r = rig(device=8, host=12, disk=64)
+    keys = r.keys("a", 4)
+    r.turn_of("a", keys)
+    r.moved("a", Action.WRITE, Tier.HOST)
+    r.move("a", Action.WRITE, Tier.DISK)
+    r.tiers.pump()
+    r.tiers.drop("a")
+    r.settle()
+    _late(r)
+    assert r.tiers.stats()["disk"]["off"] is None
+    assert 0 == len(r.tiers._carrier._on_disk)

@@ -88,13 +88,13 @@ def test_a_tool_call_sends_the_context_down_and_the_answer_is_the_same(kv):
 
 
 def test_a_final_task_is_destroyed_without_a_byte_written(kv):
-    """The end of `with kv.task()` frees its blocks in every tier and writes nothing."""
+    """The end of `with kv.task()` frees its blocks in every tier, but for its template, and writes nothing."""
     with kv.task("short"):
         kv.submit(ask(WORDS * 8)).result(60)
         written = kv.stats()["engine"]["kv"]["bytes"]["d2h"]
     stats = kv.stats()["engine"]["kv"]
     assert written == stats["bytes"]["d2h"]
-    assert 0 == stats["device"]["used"]
+    assert stats["template_blocks"] == stats["device"]["used"] < 5
     kv.engine.tiers.check()
 
 
@@ -130,7 +130,8 @@ def test_more_tasks_than_memory_all_finish(kv):
     assert ["agent-0", "agent-1", "agent-2", "agent-3"] == sorted(done)
     kv.engine.tiers.quiesce(10)
     kv.engine.tiers.check()
-    assert 0 == kv.stats()["engine"]["kv"]["device"]["used"]
+    stats = kv.stats()["engine"]["kv"]
+    assert stats["template_blocks"] >= stats["device"]["used"]
 
 
 def test_a_disk_folder_that_cannot_be_used_only_costs_the_disk_tier(tmp_path):

@@ -15,12 +15,14 @@ from pathlib import Path
 from typing import Any, Self
 
 from agentkv.clock import Clock, SystemClock
+from agentkv.core.rates import Rates
 from agentkv.core.residency import Move, Receipt, Residency
 from agentkv.core.task import Caller
 from agentkv.engine.base import Chunk, Generation, Request, Stream
 from agentkv.engine.local.archive import disk_tier, revive
 from agentkv.engine.local.batch import Batch, Turn
 from agentkv.engine.local.chat import Written
+from agentkv.engine.local.gauge import PrefillMeter
 from agentkv.engine.local.intake import Intake
 from agentkv.engine.local.loader import LoadedModel
 from agentkv.engine.local.restores import Restores
@@ -37,9 +39,6 @@ from agentkv.log import failed
 
 _RETRY_S = 0.02
 """Longest sleep while somebody waits for memory; `on_room` usually wakes us earlier."""
-_RATE_TOKENS = 128
-"""Steps with fewer prompt tokens say little about the prefill rate."""
-_RATE_MEMORY = 0.8
 _SAVE_S = 60.0
 """The longest that `close` writes what is to be kept."""
 
@@ -62,6 +61,8 @@ class LocalEngine:
         disk_memory: int = 0,
         salt: str = "",
         persist: bool = False,
+        rates: Rates | None = None,
+        at_close: Callable[[Mapping[str, Any]], None] | None = None,
         chunk_tokens: int = 512,
         max_batch: int = 16,
         clock: Clock | None = None,
@@ -83,6 +84,7 @@ class LocalEngine:
                 device_bytes=device_memory,
                 host_bytes=host_memory,
                 slab=slab,
+                rates=rates,
                 streams=streams,
                 clock=self._clock,
             )
@@ -102,7 +104,8 @@ class LocalEngine:
         self._runner = Runner(model.model, self.tiers.pool)
         self._arrived: deque[Sequence] = deque()
         self._counts: Counter[str] = Counter()
-        self._prefill_tokens_s: float | None = None
+        self._meter = PrefillMeter(None if rates is None else rates.prefill)
+        self._at_close = at_close
         self._wake = threading.Event()
         self._lock = threading.Lock()
         self._closing = False
@@ -146,7 +149,8 @@ class LocalEngine:
             "sessions": self._sessions.count(),
             "preemptions": batch.preemptions,
             **{name: self._counts[name] for name in _COUNTED},
-            "prefill_tokens_s": self._prefill_tokens_s,
+            "prefill_tokens_s": self._meter.tokens_s,
+            "prefill": self._meter.stats(),
             "disk_off": self._disk_off,
             "restored": self._restores.stats(),
             "kv": self.tiers.stats(),
@@ -182,6 +186,9 @@ class LocalEngine:
         self._wake.set()
         if self._thread is not threading.current_thread():
             self._thread.join()
+        at_close, self._at_close = self._at_close, None
+        if at_close is not None:
+            at_close(self.stats())
         if self._persist:
             self.tiers.save(_SAVE_S)
         self.tiers.close()
@@ -291,19 +298,12 @@ class LocalEngine:
             turn.sequence.again_tokens += again
             clock.spend("prefill_s", now_s, share=1 - again / len(span.token_ids))
         self._counts["prefill_tokens"] += prefill
-        self._measure(prefill, len(turns), now_s - self._step_began_s)
+        self._meter.step([turn.span for turn in turns], prefill, now_s - self._step_began_s)
+        self.tiers.prefill_tokens_s = self._meter.tokens_s or self.tiers.prefill_tokens_s
         computing = {id(turn.sequence) for turn in turns}
         for sequence in self._batch.running:
             if id(sequence) not in computing:
                 sequence.clock.spend("queued_s", now_s)
-
-    def _measure(self, prefill: int, calls: int, step_s: float) -> None:
-        """Keep the prefill rate, from steps that were mostly prefill; tiers weigh recompute with it."""
-        if prefill < _RATE_TOKENS or calls > prefill or step_s <= 0:
-            return
-        old, new = self._prefill_tokens_s, prefill / step_s
-        self._prefill_tokens_s = new if old is None else _RATE_MEMORY * old + (1 - _RATE_MEMORY) * new
-        self.tiers.prefill_tokens_s = self._prefill_tokens_s
 
     def _add(self, sequence: Sequence, token: int, now_s: float) -> None:
         answer, clock = sequence.answer, sequence.clock
