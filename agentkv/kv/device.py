@@ -6,7 +6,6 @@ Does not know sessions: that is `book.py`.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable, Sequence
 
 import torch
@@ -15,6 +14,7 @@ from agentkv.errors import ConfigError
 from agentkv.kv.book import Block
 from agentkv.kv.freemap import FreeMap
 from agentkv.kv.geometry import MIN_SLOTS, Geometry
+from agentkv.kv.limits import available_bytes
 from agentkv.kv.streams import Event
 from agentkv.units import format_bytes
 
@@ -73,6 +73,12 @@ def _pending(events: Sequence[Event | None], blocks: Sequence[int]) -> list[Even
 
 
 def _zeros(geometry: Geometry, blocks: int, device: str) -> torch.Tensor:
+    if torch.device(device).type == "cpu" and blocks * geometry.block_bytes > available_bytes():
+        # where memory is overcommitted the allocation would succeed, and the process be killed at its first use
+        raise ConfigError(
+            f"device memory of {format_bytes(blocks * geometry.block_bytes)} is more than the {_available(device)} "
+            "that are available here; give less device_memory"
+        )
     try:
         return torch.zeros((blocks, *geometry.block_shape), dtype=getattr(torch, geometry.dtype), device=device)
     except RuntimeError as error:  # torch's OutOfMemoryError is one
@@ -86,4 +92,4 @@ def _available(device: str) -> str:
     """Free memory of the device, in words."""
     if torch.device(device).type == "cuda":
         return format_bytes(torch.cuda.mem_get_info(device)[0])
-    return format_bytes(os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
+    return format_bytes(available_bytes())

@@ -131,9 +131,8 @@ class Keep:
 
     def forget(self, session: str) -> None:
         """The session is over, for good. Never raises; not for a thread that holds a lock."""
-        if not self.lasting:
+        if self._slab is None:  # not only while it lasts: the journal may be off for a moment
             return
-        assert self._slab is not None
         try:
             with self._lock:
                 self._slab.forget_note(session)

@@ -75,7 +75,9 @@ class Tiers:
         """The engine's prefill rate; it sets what it measures. Of no account with `rates`, which know more."""
         self._rates = rates
         self._device = DevicePool(geometry, device, device_bytes)
-        self._host = HostArena(geometry, host_bytes, pin=self._device.pool.is_cuda) if host_bytes else None
+        at = self._device.pool.device
+        on_gpu = at.type == "cuda"
+        self._host = HostArena(geometry, host_bytes, pin=on_gpu, device=at.index or 0) if host_bytes else None
         self._slab = slab
         self._clock: Clock = clock or SystemClock()
         self._book = Book()

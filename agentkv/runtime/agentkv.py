@@ -90,13 +90,14 @@ class AgentKV:
         *,
         device: str = "auto",
         device_memory: int | str = "256MiB",
-        host_memory: int | str | None = "1GiB",
+        host_memory: int | str | None = "auto",
         disk: str | Path | None = None,
         disk_memory: int | str = "4GiB",
         policy: str | Policy = "ladder",
         dtype: str = "auto",
         ledger: str | None = None,
         salt: str = "",
+        persist: bool = False,
         progress: Callable[[str], None] | None = None,
     ) -> Self:
         """The embedded engine with its three tiers.
@@ -105,7 +106,8 @@ class AgentKV:
             model: "smollm2-135m", a local Hugging Face folder, a GGUF file, or a hub name.
             device: "auto", "cpu", "cuda" or "cuda:1".
             device_memory: bytes of the block pool; what contexts on the device may take at most.
-            host_memory: bytes of the host arena; None switches the host tier (and so the disk tier) off.
+            host_memory: bytes of the host arena; "auto" is 1 GiB, or half of what is available where that is less;
+                None switches the host tier (and so the disk tier) off.
             disk: a folder for the disk tier; None switches it off. A folder that cannot be used switches it off
                 with one warning.
             disk_memory: bytes that the disk tier may take.
@@ -113,6 +115,8 @@ class AgentKV:
             dtype: "auto", "bfloat16", "float16" or "float32".
             ledger: None (SQLite in the user's data folder), "memory", or a database URL.
             salt: a tenant's secret; sessions under different salts never share blocks.
+            persist: sessions whose task did not end are on disk when this closes, and resume in the next process with
+                the same model, salt and disk (without `disk`: in the user's cache folder). See `agentkv sessions`.
             progress: called with a sentence at each slow step of loading.
 
         Raises:
@@ -130,6 +134,7 @@ class AgentKV:
             disk_memory=disk_memory,
             dtype=dtype,
             salt=salt,
+            persist=persist,
             progress=progress,
         )
         return cls._assemble(engine, policy=chosen, ledger=ledger)

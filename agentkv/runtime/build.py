@@ -11,7 +11,7 @@ from agentkv.engine.base import Engine, TieredEngine
 from agentkv.errors import ConfigError, ExtraMissing
 from agentkv.hints.forecaster import Forecaster
 from agentkv.runtime.planner import Planner
-from agentkv.units import parse_bytes
+from agentkv.units import GIB, parse_bytes
 
 
 def local_engine(
@@ -24,13 +24,26 @@ def local_engine(
     disk_memory: int | str,
     dtype: str,
     salt: str,
+    persist: bool,
     progress: Callable[[str], None] | None,
 ) -> TieredEngine:
     """The embedded engine; see `AgentKV.local` for the options and errors. It starts from the rates that were measured
     for this model on this machine, if any were, and gives back what it saw when it closes.
     """
+    from agentkv.kv.limits import default_host_bytes
+
     device_bytes = _tier_bytes(device_memory, "device_memory")
-    host_bytes = 0 if host_memory is None else _tier_bytes(host_memory, "host_memory")
+    host_bytes = (
+        0
+        if host_memory is None
+        else default_host_bytes(GIB)
+        if host_memory == "auto"
+        else _tier_bytes(host_memory, "host_memory")
+    )
+    if persist and disk is None:
+        from agentkv.kv.store import default_root
+
+        disk = default_root()
     disk_bytes = 0 if disk is None else _tier_bytes(disk_memory, "disk_memory")
     if disk is not None and host_bytes == 0:
         raise ConfigError("disk needs the host tier, through which its blocks travel; give host_memory")
@@ -52,6 +65,7 @@ def local_engine(
         disk=None if disk is None else Path(disk),
         disk_memory=disk_bytes,
         salt=salt,
+        persist=persist,
         rates=book.rates,
         at_close=book.learn,
     )
