@@ -73,19 +73,17 @@ def _pending(events: Sequence[Event | None], blocks: Sequence[int]) -> list[Even
 
 
 def _zeros(geometry: Geometry, blocks: int, device: str) -> torch.Tensor:
-    if torch.device(device).type == "cpu" and blocks * geometry.block_bytes > available_bytes():
-        # where memory is overcommitted the allocation would succeed, and the process be killed at its first use
-        raise ConfigError(
-            f"device memory of {format_bytes(blocks * geometry.block_bytes)} is more than the {_available(device)} "
-            "that are available here; give less device_memory"
-        )
+    size_bytes = blocks * geometry.block_bytes
+    refusal = ConfigError(
+        f"device memory of {format_bytes(size_bytes)} cannot be had on {device}; {_available(device)} are available "
+        "beside the model: give less device_memory"
+    )
+    if torch.device(device).type == "cpu" and size_bytes > available_bytes():
+        raise refusal  # where memory is overcommitted, the first use would be killed instead
     try:
         return torch.zeros((blocks, *geometry.block_shape), dtype=getattr(torch, geometry.dtype), device=device)
     except RuntimeError as error:  # torch's OutOfMemoryError is one
-        asked = format_bytes(blocks * geometry.block_bytes)
-        raise ConfigError(
-            f"device memory of {asked} cannot be had on {device}; {_available(device)} are available beside the model"
-        ) from error
+        raise refusal from error
 
 
 def _available(device: str) -> str:

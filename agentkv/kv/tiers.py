@@ -46,8 +46,8 @@ PREFILL_TOKENS_S = 300.0
 class Tiers:
     """Blocks in device, host and disk memory. Thread-safe; a context manager.
 
-    `slab` is closed with it. With `threads=False` nothing moves but by `pump()`: for tests that decide what happens
-    when. Raises ConfigError on sizes that cannot work.
+    `slab` is closed with it. With `threads=False` nothing moves but by `pump()`, for tests. Raises ConfigError on sizes
+    that cannot work.
     """
 
     def __init__(
@@ -100,7 +100,7 @@ class Tiers:
             streams=self.streams,
             now_s=now_s,
             locked=self._guard.copying,
-            rates_bytes_s=reckoned(rates, on_gpu=self._device.pool.is_cuda),
+            rates_bytes_s=reckoned(rates, on_gpu=on_gpu),
             verify=verify,
             threads=threads,
             io_deadline_s=io_deadline_s,
@@ -368,7 +368,6 @@ class Tiers:
 
     def close(self) -> None:
         """End what moves, free host memory and disk. Idempotent; the pool tensor lives as long as somebody uses it.
-
         Tickets and receipts that are still out end as failed; leases and moves are refused from now on.
         """
         with self._lock:
