@@ -14,8 +14,9 @@ import time
 import pytest
 
 from agentkv import log
-from agentkv.core.residency import Tier
+from agentkv.core.residency import Action, Move, Tier
 from agentkv.kv.slab import Slab
+from agentkv.kv.tiers import Tiers
 
 MIB = 1 << 20
 TEXT = "The tool ran for a while. Its output follows: line one, line two, and so on until the end of the file. "
@@ -262,3 +263,43 @@ def test_a_folder_that_vanishes_costs_no_answer_and_is_told(  # noqa: PLR0917  f
     reason = f"{disk['off']} {disk['short']} {engine.stats()['disk_off']}"
     assert "o such file" in reason or "vanished" in reason or "gone" in reason
     assert 1 == sum(capfd.readouterr().err.count(name) for name in ("kv_disk_short", "kv_disk_off", "disk_tier_off"))
+
+
+# -- a disk that does not answer
+
+
+@pytest.mark.parametrize("op", ["read", "write"])
+def test_a_disk_that_does_not_answer_delays_a_call_by_its_deadline_and_nobody_else(  # noqa: PLR0917  fixtures
+    tiny, start, ask, park, tmp_path, monkeypatch, op
+):
+    """The call computes again what it waited for, others never notice, `stats` tells, `close` returns (K16)."""
+    monkeypatch.setitem(Tiers.__init__.__kwdefaults__, "io_deadline_s", 0.5)
+    engine = start(host=60, disk=tmp_path, disk_memory=32 * MIB)
+    first = engine.submit(ask(_prompt(0), 4, task="t")).result(60)
+    park(engine, first.session, Tier.DISK)
+    go_on, asked, real = threading.Event(), threading.Event(), getattr(Slab, op)
+
+    def hangs(self, images, **options):
+        asked.set()
+        assert go_on.wait(60)
+        return real(self, images, **options)
+
+    monkeypatch.setattr(Slab, op, hangs)
+    try:
+        if op == "write":
+            other = engine.submit(ask(_prompt(9), 4, task="w")).result(60)
+            engine.apply(Move(session=other.session, action=Action.DEMOTE, to=Tier.DISK, reason="test"))
+        slow = engine.submit(ask(_prompt(0) + first.text, 8, task="t"))
+        assert asked.wait(10)
+        for number in range(1, 4):
+            generation = engine.submit(ask(_prompt(number), 6)).result(20)
+            assert tiny.greedy(_prompt(number), 6) == list(generation.token_ids)
+        generation = slow.result(20)
+        assert tiny.greedy(_prompt(0) + first.text, 8) == list(generation.token_ids)
+        assert (op == "read") == (generation.usage.cached_tokens < 192)
+        assert op == "write" or "answered" in engine.stats()["kv"]["disk"]["off"]
+        began_s = time.monotonic()
+        engine.close()
+        assert time.monotonic() - began_s < 15
+    finally:
+        go_on.set()

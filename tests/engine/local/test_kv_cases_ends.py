@@ -188,24 +188,27 @@ def _usage():
     return psutil.Process().memory_info().rss / MIB, len(list(Path("/proc/self/fd").iterdir()))
 
 
-def _short_tasks(engine, ask, park, first, count):
+def _short_tasks(engine, ask, park, first, count, *, finish):
     for number in range(first, first + count):
         task = f"short-{number}"
         generation = engine.submit(ask(_prompt(number, 40 + number % 60), 2, task=task)).result(60)
-        if number % 10 == 0:
+        if number % 10 == 0 and finish:
             park(engine, generation.session, Tier.DISK)
-        engine.finish_task(task)
+        elif number % 10 == 0:
+            engine.apply(Move(session=generation.session, action=Action.WRITE, to=Tier.DISK, reason="test"))
+        if finish:
+            engine.finish_task(task)
 
 
-def _tasks_stay_flat(engine, ask, park, *, warm, count, most_mib):
-    _short_tasks(engine, ask, park, 0, warm)
+def _tasks_stay_flat(engine, ask, park, *, warm, count, most_mib, finish=True):
+    _short_tasks(engine, ask, park, 0, warm, finish=finish)
     rss, files = _usage()
-    _short_tasks(engine, ask, park, warm, count)
+    _short_tasks(engine, ask, park, warm, count, finish=finish)
     rss_after, files_after = _usage()
     assert files == files_after
     assert rss_after - rss < most_mib, f"{rss_after - rss:.1f} MiB more after {count} tasks"
     stats = _idle(engine)
-    assert 0 == stats["sessions"]
+    assert (0 if finish else 100) == stats["sessions"] == stats["kv"]["sessions"]
     assert stats["kv"]["bytes"]["write"] > 0
 
 
@@ -221,6 +224,15 @@ def test_five_thousand_short_tasks_leave_no_memory_and_no_files_behind(start, as
     """The same over five thousand, with a kept store; what is remembered of tasks has its limits (K22)."""
     engine = start(host=60, disk=tmp_path, disk_memory=4 * MIB, persist=True)
     _tasks_stay_flat(engine, ask, park, warm=1000, count=5000, most_mib=8)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(200)
+def test_tasks_that_never_end_are_forgotten_in_time(start, ask, park, tmp_path, monkeypatch):
+    """Eight hundred tasks that nobody finishes: the hundred that were used last are remembered, and no more (K22)."""
+    monkeypatch.setattr("agentkv.engine.local.sessions._IDLE_TASKS", 100)
+    engine = start(host=60, disk=tmp_path, disk_memory=4 * MIB)
+    _tasks_stay_flat(engine, ask, park, warm=300, count=500, most_mib=8, finish=False)
 
 
 def test_five_engines_one_after_the_other_give_their_memory_back(tiny, ask, tmp_path):
