@@ -16,8 +16,9 @@ PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").glob("*.md")])
 @pytest.mark.weights
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_the_code_on_this_page_runs(page: Path):
+def test_the_code_on_this_page_runs(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """What a newcomer copies works as it stands."""
+    monkeypatch.chdir(tmp_path)
     document = Sybil(parsers=[PythonCodeBlockParser()], pattern="*.md", path=str(ROOT)).parse(page)
     for example in document.examples():
         example.evaluate()

@@ -34,6 +34,7 @@ from agentkv.units import GIB, MIB, format_bytes
 __all__ = ["Kept", "Slab", "SlotImage"]
 
 _SMALLEST_SEGMENT_BYTES = 8 * MIB
+_FIRST_SEGMENT_BYTES = 64 * MIB
 _LAST_WAIT_S = 1.0
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 
@@ -334,9 +335,12 @@ class Slab:
             raise DiskUnavailable(f"the disk tier at {self.path.parent} cannot start: {self.short}")
 
     def _grow(self) -> bool:
-        """Add a segment, a smaller one where space is short. False, and not tried again for a while, if none fits."""
+        """Add a segment, as large as all before it together, a smaller one where space is short. False, and not tried
+        again for a while, if none fits.
+        """
         with self._grow_lock:
-            most = min(self._segment_slots, self.capacity - self.slots)
+            due = max(self.slots, _FIRST_SEGMENT_BYTES // self.slot_bytes)
+            most = min(self._segment_slots, self.capacity - self.slots, due)
             least = min(most, max(MIN_SLOTS, _SMALLEST_SEGMENT_BYTES // self.slot_bytes))
             if most <= 0 or self._closed:
                 return True
