@@ -14,6 +14,7 @@
 | `streams/` | copies and events: CPU, CUDA, and an adversary for tests |
 | `mover`, `carrier` | lanes of threads, and what they do with a job |
 | `transfers` | trips of blocks between tiers, and their commits |
+| `queue` | who waits for host slots |
 | `room` | which copies are given up when somebody needs space |
 | `leases` | what running sequences have in hand |
 | `moves` | what a planner's moves do to a session's blocks |

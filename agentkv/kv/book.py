@@ -162,6 +162,8 @@ class Book:
         self.holdings: dict[str, Holding] = {}
         self.orphans: dict[BlockKey, Block] = {}
         """Blocks that no session holds: a running sequence's newest, or left over by a cancelled one."""
+        self.host_changes = 0
+        """Grows whenever a search for host copies to give up could end differently."""
 
     # -- copies
 
@@ -179,6 +181,7 @@ class Book:
 
     def _set(self, block: Block, tier: Tier, slot: int) -> None:
         where = block.where
+        self.host_changes += tier == Tier.HOST or where[Tier.HOST] != NOWHERE
         copies = (slot != NOWHERE) - (where[tier] != NOWHERE)
         was_unwritten, was_resident = block.unwritten, block.resident
         where[tier] = slot
@@ -222,6 +225,7 @@ class Book:
         """
         if len(set(keys)) != len(keys):
             raise ValueError("a session's keys must differ")
+        self.host_changes += 1
         holding = self.holdings.get(session)
         if holding is None:
             holding = self.holdings[session] = Holding(session, task, now_s)
@@ -249,6 +253,7 @@ class Book:
         holding = self.holdings.pop(session, None)
         if holding is None:
             return []
+        self.host_changes += 1
         for block in holding.chain:
             self._unhold(block, holding)
         return [block for block in holding.chain if not block.holders]

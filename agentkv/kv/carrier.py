@@ -9,7 +9,7 @@ abandoned. Whoever waited computes again; the host slots it may still write to s
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 
 from agentkv.core.residency import Tier
@@ -120,7 +120,8 @@ class Carrier:
             self._transfers.counts["duplicate_loads"] += len(self._loading & keys)
             self._loading |= keys
 
-    def _copy(self, job: Job, direction: Direction, pairs: Iterable[tuple[int, int]], after: Sequence[Event]) -> Event:
+    def _copy(self, job: Job, direction: Direction, pairs: Sequence[tuple[int, int]], after: Sequence[Event]) -> Event:
+        assert all(device >= 0 <= slot for device, slot in pairs), "a copy from or to nowhere"
         runs = runs_of(pairs)
         event = self._streams.copy(direction, runs, after)
         self._transfers.counts[f"{direction}_descriptors"] += len(runs)

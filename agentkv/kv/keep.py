@@ -8,15 +8,15 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from agentkv.core.residency import Tier
+from agentkv.core.residency import Action, Move, Tier
 from agentkv.kv.book import Book
 from agentkv.kv.index import KEY_BYTES, BlockKey
 from agentkv.kv.slab import Slab
-from agentkv.log import failed
+from agentkv.log import failed, warn_once
 
 Describe = Callable[[str], Mapping[str, Any] | None]
 """What an engine wants to know of a session when it comes back; plain JSON values."""
@@ -108,7 +108,7 @@ class Keep:
             with self._lock:
                 self._write(session, self._slab)
         except Exception as error:
-            failed("kv_note_not_kept", session=session, reason=repr(error))
+            warn_once("kv_note_not_kept", session=session, reason=repr(error))
 
     def _write(self, session: str, slab: Slab) -> None:
         holding = self._book.holdings.get(session)
@@ -127,7 +127,20 @@ class Keep:
             "memo": memo,
         }
         if not slab.note(session, json.dumps(note, ensure_ascii=True).encode()):
-            failed("kv_note_not_kept", session=session, reason=slab.not_lasting or "the notes are full")
+            warn_once("kv_note_not_kept", session=session, reason=slab.not_lasting or "the notes are full")
+
+    def save(self, sessions: Sequence[str], apply: Callable[[Move], bool], quiesce: Callable[[], None]) -> bool:
+        """Write these sessions to disk, with their notes. False if not all was written in time."""
+        for session in sessions:
+            move = Move(session=session, action=Action.WRITE, to=Tier.DISK, reason="it is kept for later")
+            if not apply(move):
+                self.note(session)
+        try:
+            quiesce()
+        except TimeoutError as error:
+            failed("kv_not_all_saved", error=str(error))
+            return False
+        return True
 
     def forget(self, session: str) -> None:
         """The session is over, for good. Never raises; not for a thread that holds a lock."""

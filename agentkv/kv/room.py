@@ -7,38 +7,17 @@ can be, and dropped only if it cannot.
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from agentkv.core.residency import Tier
 from agentkv.kv.book import Block, Book, Holding
-from agentkv.kv.mover import LaneName
 from agentkv.kv.slab import Slab
 
 if TYPE_CHECKING:
     from agentkv.kv.device import DevicePool
+    from agentkv.kv.queue import Wanted
     from agentkv.kv.transfers import Transfers
-
-
-@dataclass(eq=False, slots=True)
-class Wanted:
-    """Blocks that wait for host slots; room may be made at the cost of what goes before `below` only. For urgent
-    ones, copies that are elsewhere too go whoever holds them.
-    """
-
-    blocks: deque[Block]
-    below: Holding | None
-    lane: LaneName
-    urgent: bool
-
-    @property
-    def passing_to(self) -> Tier | None:
-        """The tier beyond the host that they are on their way to; None if they are to stay on the host."""
-        if self.lane == "d2h":
-            return Tier.DISK if any(block.down == Tier.DISK for block in self.blocks) else None
-        return Tier.DEVICE if any(block.up == Tier.DEVICE for block in self.blocks) else None
 
 
 class Room:
@@ -130,11 +109,11 @@ class Room:
                 done += 1
         return done
 
-    def on_host_by_spilling(self, n: int, below: Holding | None) -> int:
+    def on_host_by_spilling(self, n: int, below: Holding | None, *, drop: bool = True) -> int:
         """Start writing up to `n` host-only blocks to disk, so that they can go; where there is no disk to take
-        them, drop them. Returns how many were dropped.
+        them, `drop` them. Returns how many were dropped.
         """
-        disk = self._slab is not None and self._slab.off is None
+        disk = self._transfers.has_disk
         coming = sum(1 for one in self._transfers.under_way if one.down == Tier.DISK and one.has(Tier.HOST))
         dropped = 0
         for block in self._book.victims(Tier.HOST, self._now_s(), below=below):
@@ -145,7 +124,7 @@ class Room:
             if disk and block.holders and block.refused != Tier.DISK:
                 self._transfers.down([block], Tier.DISK, urgent=True, errand=None, below=below)
                 coming += 1
-            else:
+            elif drop:
                 self._transfers.evict(block, Tier.HOST)
                 dropped += 1
         return dropped

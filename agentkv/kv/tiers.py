@@ -294,17 +294,8 @@ class Tiers:
         if not self._keep.lasting:
             return False
         with self._lock:
-            sessions = sorted(self._book.holdings.values(), key=lambda one: -one.used_s)
-        for holding in sessions:
-            move = Move(session=holding.session, action=Action.WRITE, to=Tier.DISK, reason="it is kept for later")
-            if not self.apply(move):
-                self._keep.note(holding.session)
-        try:
-            self.quiesce(timeout_s)
-        except TimeoutError as error:
-            failed("kv_not_all_saved", error=str(error))
-            return False
-        return True
+            sessions = [one.session for one in sorted(self._book.holdings.values(), key=lambda one: -one.used_s)]
+        return self._keep.save(sessions, self.apply, lambda: self.quiesce(timeout_s))
 
     def vacate(self, session: str, tier: Tier) -> int:
         """Give up the session's unused copies in `tier` that are elsewhere too, pressed or not; returns how many."""
@@ -363,8 +354,11 @@ class Tiers:
 
     def quiesce(self, timeout_s: float) -> None:
         """Wait until no trip is under way. Raises TimeoutError."""
-        if not self._guard.wait_until_idle(timeout_s):
-            raise TimeoutError(f"{len(self._transfers.under_way)} blocks still move after {timeout_s} s")
+        until_s = time.monotonic() + timeout_s
+        while not self._guard.wait_until_idle(min(0.2, max(0.0, until_s - time.monotonic()))):
+            self.tick()  # a disk that does not answer must not use up all of the time
+            if time.monotonic() >= until_s:
+                raise TimeoutError(f"{len(self._transfers.under_way)} blocks still move after {timeout_s} s")
 
     def close(self) -> None:
         """End what moves, free host memory and disk. Idempotent; the pool tensor lives as long as somebody uses it.

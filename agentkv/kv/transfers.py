@@ -1,8 +1,8 @@
 """Trips of blocks between the tiers: up to host or device, down to host or disk, each in two phases.
 
-Covers planning a trip, host slots for it, jobs for the lanes, commits and failures. Does not decide who goes where
-(`leases.py`, `moves.py`), nor which copies make room (`room.py`), nor copies a byte (`carrier.py`). Every method is
-called with the lock of `Tiers` held.
+Covers planning a trip, jobs for the lanes, commits and failures. Does not decide who goes where
+(`leases.py`, `moves.py`), nor which copies make room (`room.py`), who waits for a host slot (`queue.py`), nor copies a
+byte (`carrier.py`). Every method is called with the lock of `Tiers` held.
 
 R8: from its plan to its end a trip counts as a user of the copy that it reads. R4, R3: a slot is given back only at
 a commit, after the copy into or out of it ended. R9: a block has one trip up, whoever asks.
@@ -18,7 +18,8 @@ from agentkv.kv.book import NOWHERE, Block, Book, Holding
 from agentkv.kv.device import DevicePool
 from agentkv.kv.host import HostArena
 from agentkv.kv.mover import Job, Lane, LaneName
-from agentkv.kv.room import Room, Wanted
+from agentkv.kv.queue import Queue, Wanted
+from agentkv.kv.room import Room
 from agentkv.kv.slab import Slab
 from agentkv.kv.streams import DONE, Event, Streams
 from agentkv.kv.ticket import Consignment, Errand, Waiter
@@ -69,7 +70,10 @@ class Transfers:
         self.lanes: Mapping[LaneName, Lane] = {}
         """Set by whoever makes them."""
         self._streams = streams
-        self._wanted: deque[Wanted] = deque()
+        disk_job = _DISK_JOB_BYTES // device.geometry.block_bytes
+        self._queue = Queue(
+            transfers=self, book=book, host=host, streams=streams, now_s=now_s, transit_blocks=max(1, disk_job)
+        )
         self._ready: dict[tuple[LaneName, bool], list[Block]] = {}
 
     @property
@@ -115,12 +119,12 @@ class Transfers:
             if joined:
                 continue
             if block.has(Tier.HOST):
-                self._plan(block, "h2d")
+                self.plan(block, "h2d")
             else:
                 block.users[Tier.DISK] += 1
                 from_disk.append(block)
         if from_disk:
-            self._want(Wanted(from_disk, below, "read", urgent))
+            self._queue.put(Wanted(from_disk, below, "read", urgent))
 
     def down(
         self, blocks: Sequence[Block], to: Tier, *, urgent: bool, errand: Errand | None, below: Holding | None
@@ -137,42 +141,31 @@ class Transfers:
             if joined:
                 continue
             if block.has(Tier.HOST):
-                self._plan(block, "write")
+                self.plan(block, "write")
             else:
                 block.users[Tier.DEVICE] += 1
                 from_device.append(block)
         if from_device:
-            self._want(Wanted(from_device, below, "d2h", urgent))
+            self._queue.put(Wanted(from_device, below, "d2h", urgent))
 
     def advance(self) -> None:
         """Give host slots to whom they are due and hand the planned copies to the lanes; ends each locked section."""
-        while self._wanted and self._feed(self._wanted[0]):
-            self._wanted.popleft()
+        self._queue.advance()
         for (lane, urgent), blocks in self._ready.items():
             self.lanes[lane].put(self._jobs(lane, blocks), urgent=urgent)
         self._ready.clear()
 
-    def _plan(self, block: Block, lane: LaneName) -> None:
+    def plan(self, block: Block, lane: LaneName) -> None:
         """The block's copy in the lane's source tier is used from now on (R8)."""
         source, _ = ENDS[lane]
         if lane in ("h2d", "write"):
             block.users[source] += 1
         self._ready.setdefault((lane, block.urgent), []).append(block)
 
-    def _want(self, wanted: Wanted) -> None:
-        if wanted.urgent:
-            self._wanted.appendleft(wanted)
-        else:
-            self._wanted.append(wanted)
-
     def _hasten(self, block: Block) -> None:
         for name in ("h2d", "read"):
             self.lanes[name].hasten(lambda job: any(other is block for other in job.blocks))
-        for wanted in list(self._wanted):
-            if wanted.lane == "read" and block in wanted.blocks:
-                wanted.below, wanted.urgent = None, True
-                self._wanted.remove(wanted)
-                self._wanted.appendleft(wanted)
+        self._queue.hasten(block)
 
     def _jobs(self, lane: LaneName, blocks: list[Block]) -> list[Job]:
         most = max(
@@ -180,30 +173,7 @@ class Transfers:
         )
         return [Job(lane=lane, blocks=blocks[at : at + most]) for at in range(0, len(blocks), most)]
 
-    # -- host slots
-
-    def _feed(self, wanted: Wanted) -> bool:
-        """Give `wanted` its host slots. True once none of its blocks waits any more."""
-        assert self.host is not None
-        short = len(wanted.blocks) - len(self.host.free)
-        if short > 0:
-            short -= self.room.on_host_by_eviction(short, None if wanted.urgent else wanted.below)
-        if short > 0:
-            short -= self.room.on_host_by_reuse(short, wanted)
-        if short > 0:
-            short -= self.room.on_host_by_spilling(short, wanted.below)
-        slots = self.host.free.take(min(len(wanted.blocks), len(self.host.free)))
-        self._streams.taken(host=slots)
-        for slot in slots:
-            block = wanted.blocks.popleft()
-            block.coming[Tier.HOST] = slot
-            self._plan(block, wanted.lane)
-        if not wanted.blocks:
-            return True
-        if any(block.users[Tier.HOST] or block.coming[Tier.HOST] != NOWHERE for block in self.under_way):
-            return False
-        self._refuse(wanted)
-        return True
+    # -- copies that go
 
     def evict(self, block: Block, tier: Tier) -> None:
         """Give up the block's copy in `tier`; a drop, if it was the last one."""
@@ -231,6 +201,7 @@ class Transfers:
             assert self.host is not None
             self._streams.freed(host=(slot,))
             self.host.free.give((slot,))
+            self._queue.stir()
         else:
             assert self.slab is not None
             self.slab.free((slot,))
@@ -257,11 +228,10 @@ class Transfers:
         self.stalled = reason
         if reason is None:
             return
-        for wanted in [one for one in self._wanted if one.lane == "read"]:
-            self._wanted.remove(wanted)
-            self._refuse(wanted)
+        self._queue.refuse_reads()
 
-    def _refuse(self, wanted: Wanted) -> None:
+    def refuse(self, wanted: Wanted) -> None:
+        """There is no host slot for these blocks: their trips end where they are."""
         for block in wanted.blocks:
             block.users[ENDS[wanted.lane][0]] -= 1
             self._fail(block, up=wanted.lane == "read", at=Tier.HOST)
@@ -272,6 +242,7 @@ class Transfers:
         that could not be read goes, unless it is `trusted` all the same.
         """
         source, to = ENDS[lane]
+        self._queue.stir()
         block.users[source] -= 1
         slot, block.coming[to] = block.coming[to], NOWHERE
         upwards = lane in ("h2d", "read")
@@ -304,7 +275,7 @@ class Transfers:
             self._fail(block, up=False, at=Tier.DISK)
             return
         if target != tier and target is not None:
-            self._plan(block, "h2d" if upwards else "write")
+            self.plan(block, "h2d" if upwards else "write")
         elif upwards:
             block.up = None
         else:
@@ -359,7 +330,7 @@ class Transfers:
                 if (call := waiter.errand.arrived(waiter.number, False)) is not None:
                     self.calls.append(call)
             block.waiters = []
-        self._wanted.clear()
+        self._queue.clear()
         self.under_way.clear()
         for plan in self.plans:
             if (call := plan.call_off()) is not None:

@@ -7,6 +7,8 @@ import os
 import signal
 import subprocess
 import sys
+import threading
+import time
 
 import pytest
 
@@ -158,6 +160,19 @@ def test_persist_without_a_disk_is_refused(start):
     """There is nowhere to keep anything."""
     with pytest.raises(ConfigError, match="disk"):
         start(persist=True)
+
+
+def test_closing_over_a_disk_that_hangs_waits_for_one_deadline_only(lasting, ask, monkeypatch):
+    """What could not be saved is lost; nobody is held up for the whole time that saving may take."""
+    engine = lasting()
+    engine.submit(ask(_prompt(0, 200), 4, task="t")).result(60)
+    go = threading.Event()
+    monkeypatch.setattr(engine.tiers._slab, "write", lambda _images: go.wait(60))
+    engine.tiers._carrier._io_deadline_s = 0.3
+    began_s = time.monotonic()
+    engine.close()
+    assert time.monotonic() - began_s < 10
+    go.set()
 
 
 CHILD = """
