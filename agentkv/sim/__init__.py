@@ -1,0 +1,1 @@
+"""The simulator: discrete events on a manual clock, driving the real policies over recorded or synthetic traces."""
