@@ -43,6 +43,9 @@ def demo(
     ] = False,
     budget: Annotated[int, typer.Option(min=1, help="Tokens that each task may spend.")] = 150_000,
     json_file: Annotated[Path | None, typer.Option("--json", help="Write all numbers to this file.")] = None,
+    record: Annotated[
+        Path | None, typer.Option(help="Write what really happened to this file, as a trace for the simulator.")
+    ] = None,
     keep_s: Annotated[float, typer.Option(help="Ladder: shorter waits stay on the device.")] = 0.5,
     host_s: Annotated[float, typer.Option(help="Ladder: longer waits go to disk.")] = 4.0,
     drop_tokens: Annotated[int, typer.Option(help="Ladder: smaller contexts are dropped and computed again.")] = 256,
@@ -69,7 +72,7 @@ def demo(
     settings.policy  # noqa: B018  a ladder that cannot work is refused before a model is loaded
     console = Console()
     try:
-        failure = _show(console, settings, memory, model=model, compare=compare, json_file=json_file)
+        failure = _show(console, settings, memory, model=model, compare=compare, json_file=json_file, record=record)
     except KeyboardInterrupt:
         console.print("Stopped. Nothing is left behind.")
         raise typer.Exit(INTERRUPTED) from None
@@ -79,7 +82,14 @@ def demo(
 
 
 def _show(
-    console: Console, settings: Settings, memory: Memory, *, model: str, compare: bool, json_file: Path | None
+    console: Console,
+    settings: Settings,
+    memory: Memory,
+    *,
+    model: str,
+    compare: bool,
+    json_file: Path | None,
+    record: Path | None,
 ) -> str:
     """The whole show. Returns why it failed, "" if it did not."""
     from agentkv_langgraph.demo.scene import perform, perform_again
@@ -93,7 +103,7 @@ def _show(
     )
     with workshop(cache_folder()) as folder:
         make_kv = memory.maker(model, folder, console)
-        run, recording = perform(make_kv, settings, folder, console)
+        run, recording = perform(make_kv, settings, folder, console, record=record)
         for bill in run.bills.values():
             console.print(str(bill), markup=False, highlight=False)
         again = None

@@ -21,6 +21,7 @@ from agentkv.engine.base import Request
 from agentkv.policy import make_policy
 from agentkv_langgraph.chat import ChatAgentKV
 from agentkv_langgraph.demo import board as boards
+from agentkv_langgraph.demo import chronicle
 from agentkv_langgraph.demo.closing import Outcome
 from agentkv_langgraph.demo.graph import build_graph, first_state
 from agentkv_langgraph.demo.project import Project, sample_project, user_project
@@ -45,8 +46,12 @@ class Recording:
     titles: Mapping[str, str]
 
 
-def perform(make_kv: MakeKV, settings: Settings, folder: Path, console: Console) -> tuple[Outcome, Recording]:
-    """Run all tasks on a tiered AgentKV; print their bills. Ends every tool and call before it raises."""
+def perform(
+    make_kv: MakeKV, settings: Settings, folder: Path, console: Console, *, record: Path | None = None
+) -> tuple[Outcome, Recording]:
+    """Run all tasks on a tiered AgentKV, and write what really happened to `record`. Ends every tool and call before
+    it raises.
+    """
     project = user_project(settings.repo, folder) if settings.repo else sample_project(folder)
     stamp = time.strftime("%m%d-%H%M%S")
     titles = {f"demo-{stamp}-{n}": f"task {n}" for n in range(1, settings.tasks + 1)}
@@ -60,7 +65,7 @@ def perform(make_kv: MakeKV, settings: Settings, folder: Path, console: Console)
     ]
     board, stop, crew = boards.Board(lines), threading.Event(), Crew()
     with make_kv(tiers=True, policy=settings.policy) as kv:
-        recorder = Recorder(kv)
+        recorder, receipts = Recorder(kv), chronicle.Receipts(kv)
         started_s = time.monotonic()
         with _ended_together(crew, recorder, stop):
             for index, (line, todo) in enumerate(zip(lines, plans, strict=True)):
@@ -72,6 +77,15 @@ def perform(make_kv: MakeKV, settings: Settings, folder: Path, console: Console)
             watch(console, board, kv, lambda: crew.busy, "agentkv demo")
         outcome = _outcome(kv, titles, started_s)
     _raise_first(crew)
+    if record is not None:
+        run = chronicle.Run(
+            bills=outcome.bills,
+            receipts=receipts,
+            stats=outcome.stats,
+            model=kv.engine.model,
+            policy=settings.policy_named,
+        )
+        chronicle.write(record, run)
     return outcome, Recording(steps=recorder.steps, titles=titles)
 
 

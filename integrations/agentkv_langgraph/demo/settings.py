@@ -37,7 +37,12 @@ class Settings:
     @property
     def policy(self) -> Policy:
         """The ladder, scaled to a small model and short tools."""
-        return make_policy("ladder", keep_s=self.keep_s, host_s=self.host_s, drop_tokens=self.drop_tokens)
+        return make_policy(**self.policy_named)
+
+    @property
+    def policy_named(self) -> dict[str, Any]:
+        """The policy as `make_policy` takes it: its name and its numbers."""
+        return {"name": "ladder", "keep_s": self.keep_s, "host_s": self.host_s, "drop_tokens": self.drop_tokens}
 
 
 class Memory:
