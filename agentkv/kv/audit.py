@@ -120,23 +120,13 @@ def check(book: Book, device: DevicePool, host: HostArena | None, slab: Slab | N
         assert (device.owner[slot] is not None) == (owned.get(slot) == "keyed"), f"device block {slot}: owner"
     if host is not None:
         host.free.check()
-        slots = [slot for block in book.blocks.values() for slot in _slots_in(block.where, block.coming, Tier.HOST)]
-        assert len(slots) == len(set(slots)), "a host slot has two owners"
-        stuck = transfers.stuck[Tier.HOST]
-        assert not stuck.intersection(slots), "a slot that a stalled read may write to has an owner"
-        assert len(slots) + len(stuck) == host.slots - len(host.free), "host slots leak"
+        transfers.family.check(Tier.HOST, host.slots - len(host.free))
     if slab is not None:
         slab.check()
-        slots = [slot for block in book.blocks.values() for slot in _slots_in(block.where, block.coming, Tier.DISK)]
-        assert len(slots) == len(set(slots)), "a disk slot has two owners"
-        if not transfers.under_way and not transfers.stuck[Tier.DISK]:
-            assert len(slots) == slab.used, "disk slots leak"
+        at_rest = not any(member.under_way or member.stuck[Tier.DISK] for member in transfers.family.members)
+        transfers.family.check(Tier.DISK, slab.used if at_rest else None)
 
 
 def _own(owned: dict[int, str], slot: int, how: str) -> None:
     assert slot not in owned, f"device block {slot} is {owned[slot]} and {how}"
     owned[slot] = how
-
-
-def _slots_in(where: list[int], coming: list[int], tier: Tier) -> list[int]:
-    return [slot for slot in (where[tier], coming[tier]) if slot != NOWHERE]

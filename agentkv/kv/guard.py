@@ -25,8 +25,8 @@ class Turn(Protocol):
 class Guard:
     """`locked()` for the front door; `copying()` for the lanes, after whose work there may be room."""
 
-    def __init__(self) -> None:
-        self.lock = threading.Lock()
+    def __init__(self, lock: threading.Lock) -> None:
+        self.lock = lock
         self.turn: Turn = list
         self.idle: Callable[[], bool] = lambda: True
         self.room_changed = False

@@ -43,7 +43,7 @@ class Leases:
         if holding is not None:
             holding.used_s = self._now_s()
             holding.expected_s = holding.demoted_to = None
-        blocks = self._book.leading(keys, disk=self._transfers.stalled is None)
+        blocks = self.leading(keys)
         for block in blocks:
             block.pins += 1
         new = [block for block in blocks if not block.has(Tier.DEVICE) and block.coming[Tier.DEVICE] == NOWHERE]
@@ -76,6 +76,11 @@ class Leases:
         self.hits.update(device=len(blocks) - len(loading), host=lease.from_host, disk=lease.from_disk)
         self.hits["joined"] += len(loading) - len(new)
         return lease
+
+    def leading(self, keys: Sequence[BlockKey]) -> list[Block]:
+        """The blocks of the leading keys that have a copy here or with a sibling."""
+        self._transfers.family.adopt(self._book, keys)
+        return self._book.leading(keys, disk=self._transfers.stalled is None)
 
     def allocate(self, n: int) -> list[int] | None:
         """See `Tiers.allocate`."""

@@ -15,7 +15,6 @@ from agentkv.core.residency import Tier
 from agentkv.kv.book import NOWHERE, Block, Book, Holding
 from agentkv.kv.host import HostArena
 from agentkv.kv.mover import LaneName
-from agentkv.kv.streams import Streams
 
 if TYPE_CHECKING:
     from agentkv.kv.transfers import Transfers
@@ -54,14 +53,12 @@ class Queue:
         transfers: Transfers,
         book: Book,
         host: HostArena | None,
-        streams: Streams,
         now_s: Callable[[], float],
         transit_blocks: int,
     ) -> None:
         self._transfers = transfers
         self._book = book
         self._host = host
-        self._streams = streams
         self._now_s = now_s
         self._transit_blocks = min(transit_blocks, max(1, host.slots // 8)) if host else 0
         self._line: deque[Wanted] = deque()
@@ -123,7 +120,9 @@ class Queue:
         short = len(wanted.blocks) - len(self._host.free)
         below = None if wanted.passing_to is not None else wanted.below  # a slot for a moment
         if short > 0:
-            short -= self._transfers.room.on_host_by_eviction(short, None if wanted.urgent else below)
+            short -= self._transfers.room.on_host_by_eviction(
+                short, None if wanted.urgent else below, for_device_room=wanted.urgent and wanted.lane == "d2h"
+            )
         if short > 0:
             short -= self._transfers.room.on_host_by_reuse(short, wanted)
         if short > 0:
@@ -131,7 +130,7 @@ class Queue:
         if short > 0 and wanted.passing_to is not None and not len(self._host.free):
             self._transfers.room.on_host_by_spilling(min(short, self._transit_blocks), None, drop=False)
         slots = self._host.free.take(min(len(wanted.blocks), len(self._host.free)))
-        self._streams.taken(host=slots)
+        self._transfers.taken_on_host(slots)
         for slot in slots:
             block = wanted.blocks.popleft()
             block.coming[Tier.HOST] = slot

@@ -81,16 +81,20 @@ class Room:
         self._transfers.down([block], Tier.HOST, urgent=True, errand=None, below=holding)
         return True
 
-    def on_host_by_eviction(self, n: int, below: Holding | None) -> int:
-        """Free up to `n` host slots of blocks that are elsewhere too, on disk first. Returns how many."""
+    def on_host_by_eviction(self, n: int, below: Holding | None, *, for_device_room: bool = False) -> int:
+        """Free up to `n` host slots of blocks that are elsewhere too, on disk first. Returns how many.
+
+        `for_device_room`: a block is to be written so that its device copy can go. Then copies that keep another one
+        clean stay: that one can go at once, and taking its copy would only swap who is dirty, for ever.
+        """
         done = 0
         for tier in (Tier.DISK, Tier.DEVICE):
             for block in self._book.victims(Tier.HOST, self._now_s(), below=below):
                 if done == n:
                     return done
-                if block.evictable(Tier.HOST) and block.has(tier):
-                    self._transfers.evict(block, Tier.HOST)
-                    done += 1
+                swap = for_device_room and tier == Tier.DEVICE and block.pins == 0
+                if block.evictable(Tier.HOST) and block.has(tier) and not swap:
+                    done += self._transfers.evict(block, Tier.HOST)
         return done
 
     def on_host_by_reuse(self, n: int, wanted: Wanted) -> int:
@@ -105,8 +109,7 @@ class Room:
             if done == n:
                 break
             if block.evictable(Tier.HOST) and block.has(Tier.DISK) and block.has(kept):
-                self._transfers.evict(block, Tier.HOST)
-                done += 1
+                done += self._transfers.evict(block, Tier.HOST)
         return done
 
     def on_host_by_spilling(self, n: int, below: Holding | None, *, drop: bool = True) -> int:
@@ -125,8 +128,7 @@ class Room:
                 self._transfers.down([block], Tier.DISK, urgent=True, errand=None, below=below)
                 coming += 1
             elif drop:
-                self._transfers.evict(block, Tier.HOST)
-                dropped += 1
+                dropped += self._transfers.evict(block, Tier.HOST)
         return dropped
 
     def on_disk(self, n: int, for_block: Block) -> None:
@@ -138,5 +140,4 @@ class Room:
                 if n == 0:
                     return
                 if block.evictable(Tier.DISK) and (anywhere or block.has(Tier.HOST)):
-                    self._transfers.evict(block, Tier.DISK)
-                    n -= 1
+                    n -= self._transfers.evict(block, Tier.DISK)

@@ -20,15 +20,15 @@ import torch
 from agentkv.clock import Clock, SystemClock
 from agentkv.core.rates import Rates
 from agentkv.core.residency import Action, Move, Receipt, Residency, Tier
-from agentkv.errors import Closed, ConfigError
+from agentkv.errors import Closed
 from agentkv.kv.audit import check, facts, figures
 from agentkv.kv.book import Book
 from agentkv.kv.carrier import Carrier
 from agentkv.kv.device import DevicePool
+from agentkv.kv.family import Family, make_family
 from agentkv.kv.gauge import reckoned
 from agentkv.kv.geometry import BLOCK_TOKENS, Geometry
 from agentkv.kv.guard import Guard
-from agentkv.kv.host import HostArena
 from agentkv.kv.index import BlockKey
 from agentkv.kv.keep import Describe, Keep, Revived
 from agentkv.kv.leases import Leases
@@ -46,8 +46,8 @@ PREFILL_TOKENS_S = 300.0
 class Tiers:
     """Blocks in device, host and disk memory. Thread-safe; a context manager.
 
-    `slab` is closed with it. With `threads=False` nothing moves but by `pump()`, for tests. Raises ConfigError on sizes
-    that cannot work.
+    `slab` is closed with it. With a `family` instead of `host_bytes` and `slab`, they are shared with other devices. With
+    `threads=False` nothing moves but by `pump()`, for tests. Raises ConfigError on sizes that cannot work.
     """
 
     def __init__(
@@ -56,8 +56,9 @@ class Tiers:
         geometry: Geometry,
         device: str = "cpu",
         device_bytes: int,
-        host_bytes: int,
+        host_bytes: int = 0,
         slab: Slab | None = None,
+        family: Family | None = None,
         rates: Rates | None = None,
         streams: Streams | None = None,
         clock: Clock | None = None,
@@ -66,22 +67,18 @@ class Tiers:
         template_window_s: float = 120.0,
         io_deadline_s: float = 10.0,
     ) -> None:
-        if slab is not None and host_bytes == 0:
-            raise ConfigError("a disk tier needs a host tier: blocks pass through host memory; host memory is 0")
-        if slab is not None and slab.block_bytes != geometry.block_bytes:
-            raise ConfigError(f"the slab has blocks of {slab.block_bytes} B, the model of {geometry.block_bytes} B")
+        if family is None:
+            family = make_family(geometry, device=device, host_bytes=host_bytes, slab=slab)
         self.geometry = geometry
         self.prefill_tokens_s = PREFILL_TOKENS_S
         """The engine's prefill rate; it sets what it measures. Of no account with `rates`, which know more."""
         self._rates = rates
         self._device = DevicePool(geometry, device, device_bytes)
-        at = self._device.pool.device
-        on_gpu = at.type == "cuda"
-        self._host = HostArena(geometry, host_bytes, pin=on_gpu, device=at.index or 0) if host_bytes else None
-        self._slab = slab
+        self._family = family
+        self._host, self._slab = family.host, family.slab
         self._clock: Clock = clock or SystemClock()
         self._book = Book()
-        self._guard = Guard()
+        self._guard = Guard(family.lock)
         self._lock, self._locked = self._guard.lock, self._guard.locked
         self._pressed = False
         self._closed = False
@@ -90,17 +87,17 @@ class Tiers:
         self.streams.bind(Memory(pool=self._device, arena=self._host))
         now_s = self._clock.now_s
         self._transfers = Transfers(
-            book=self._book, device=self._device, host=self._host, slab=slab, streams=self.streams, now_s=now_s
+            book=self._book, device=self._device, family=family, streams=self.streams, now_s=now_s
         )
         self._carrier = Carrier(
             transfers=self._transfers,
             device=self._device,
             host=self._host,
-            slab=slab,
+            slab=self._slab,
             streams=self.streams,
             now_s=now_s,
             locked=self._guard.copying,
-            rates_bytes_s=reckoned(rates, on_gpu=on_gpu),
+            rates_bytes_s=reckoned(rates, on_gpu=self._device.pool.is_cuda),
             verify=verify,
             threads=threads,
             io_deadline_s=io_deadline_s,
@@ -118,8 +115,9 @@ class Tiers:
             template_window_s=template_window_s,
         )
         self._guard.turn, self._guard.idle = self._turn, lambda: self._transfers.idle
-        self._keep = Keep(self._book, slab, block_bytes=geometry.block_bytes, wall_s=time.time)
-        self.revived: list[Revived] = self._keep.revive(now_s())
+        family.join(self._transfers)
+        self._keep = Keep(self._book, self._slab, block_bytes=geometry.block_bytes, wall_s=time.time)
+        self.revived: list[Revived] = self._keep.revive(now_s()) if len(family.members) == 1 else []
         """Sessions of an earlier process, longest unused first."""
 
     @property
@@ -145,7 +143,7 @@ class Tiers:
     def match(self, keys: Sequence[BlockKey]) -> int:
         """How many leading keys have a copy in some tier."""
         with self._lock:
-            return len(self._book.leading(keys, disk=self._transfers.stalled is None))
+            return len(self._leases.leading(keys))
 
     def acquire(self, session: str, keys: Sequence[BlockKey]) -> Lease | None:
         """Pin the leading blocks that are in some tier for a running sequence, and load those that the device lacks.
@@ -339,8 +337,8 @@ class Tiers:
     def check(self) -> None:
         """Recount everything that is counted twice; AssertionError if it differs."""
         with self._lock:
-            slab = None if self._closed else self._slab
-            check(self._book, self._device, self._host, slab, self._transfers)
+            if not self._closed:
+                check(self._book, self._device, self._host, self._slab, self._transfers)
 
     def tick(self) -> None:
         """Give up disk copies that are over their deadline; for somebody who waits."""
@@ -374,11 +372,7 @@ class Tiers:
         self.streams.close()
         if not ended:  # a thread hangs in the kernel and may still touch memory and files: leave it both
             warn_once("kv_left_to_a_hung_disk", reason=self._transfers.stalled)
-            return
-        if self._slab is not None:
-            self._slab.close()
-        if self._host is not None:
-            self._host.close()
+        self._family.leave(self._transfers, hung=not ended)
 
     def _recompute_s(self, tokens: int) -> float:
         return tokens / self.prefill_tokens_s if self._rates is None else self._rates.recompute_s(tokens)

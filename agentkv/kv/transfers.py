@@ -16,11 +16,10 @@ from collections.abc import Callable, Mapping, Sequence
 from agentkv.core.residency import Tier
 from agentkv.kv.book import NOWHERE, Block, Book, Holding
 from agentkv.kv.device import DevicePool
-from agentkv.kv.host import HostArena
+from agentkv.kv.family import LOWER, Family
 from agentkv.kv.mover import Job, Lane, LaneName
 from agentkv.kv.queue import Queue, Wanted
 from agentkv.kv.room import Room
-from agentkv.kv.slab import Slab
 from agentkv.kv.streams import DONE, Event, Streams
 from agentkv.kv.ticket import Consignment, Errand, Waiter
 from agentkv.units import MIB
@@ -47,15 +46,14 @@ class Transfers:
         *,
         book: Book,
         device: DevicePool,
-        host: HostArena | None,
-        slab: Slab | None,
+        family: Family,
         streams: Streams,
         now_s: Callable[[], float],
     ) -> None:
         self.book = book
         self.device = device
-        self.host = host
-        self.slab = slab
+        self.family = family
+        self.host, self.slab = host, slab = family.host, family.slab
         self.room = Room(book=book, device=device, slab=slab, transfers=self, now_s=now_s)
         self.counts: Counter[str] = Counter()
         self.dead: dict[int, int] = {}
@@ -71,9 +69,7 @@ class Transfers:
         """Set by whoever makes them."""
         self._streams = streams
         disk_job = _DISK_JOB_BYTES // device.geometry.block_bytes
-        self._queue = Queue(
-            transfers=self, book=book, host=host, streams=streams, now_s=now_s, transit_blocks=max(1, disk_job)
-        )
+        self._queue = Queue(transfers=self, book=book, host=host, now_s=now_s, transit_blocks=max(1, disk_job))
         self._ready: dict[tuple[LaneName, bool], list[Block]] = {}
 
     @property
@@ -175,16 +171,17 @@ class Transfers:
 
     # -- copies that go
 
-    def evict(self, block: Block, tier: Tier) -> None:
-        """Give up the block's copy in `tier`; a drop, if it was the last one."""
+    def evict(self, block: Block, tier: Tier) -> bool:
+        """Give up the block's copy in `tier`; a drop, if it was the last one. False if a sibling still has the slot."""
         assert block.evictable(tier), f"{tier.name} copy is in use"
         if tier == Tier.DEVICE:
             self.unfetch(block, used=False)
-        self.give(tier, self.book.vacate(block, tier))
+        free = self.give(tier, self.book.vacate(block, tier))
         self.counts[f"evicted_{tier.name.lower()}"] += 1
         if not block.resident:
             self.counts["dropped"] += 1
         self.book.tidy(block)
+        return free
 
     def unfetch(self, block: Block, *, used: bool) -> None:
         """What a prefetch brought is used by a sequence, or goes unused."""
@@ -192,19 +189,41 @@ class Transfers:
             block.fetched = False
             self.counts["prefetch_used" if used else "prefetch_wasted"] += 1
 
-    def give(self, tier: Tier, slot: int) -> None:
-        """Free a slot that nobody reads or writes any more."""
+    def give(self, tier: Tier, slot: int) -> bool:
+        """Free a slot that we neither read nor write any more. False if a sibling still has it."""
         if tier == Tier.DEVICE:
             self._streams.freed(device=((slot, self.device.last_use[slot] or DONE),))
             self.device.give((slot,))
-        elif tier == Tier.HOST:
+            return True
+        if not self.family.give(tier, slot):
+            return False
+        if tier == Tier.HOST:
             assert self.host is not None
             self._streams.freed(host=(slot,))
             self.host.free.give((slot,))
-            self._queue.stir()
+            for member in self.family.members:
+                member.stir()
         else:
             assert self.slab is not None
             self.slab.free((slot,))
+        return True
+
+    def stir(self) -> None:
+        """There may be room on the host."""
+        self._queue.stir()
+
+    def taken_on_host(self, slots: Sequence[int]) -> None:
+        """Copies will write to these host slots: no member's streams may take them for nobody's."""
+        for member in self.family.members:
+            member._streams.taken(host=slots)
+
+    def surrender(self) -> None:
+        """Give up every lower copy; siblings keep theirs. On a lasting disk they stay for the next process."""
+        lasting = self.slab is not None and self.slab.lasting
+        for block in list(self.book.blocks.values()):
+            for tier in LOWER:
+                if block.has(tier) and not (tier == Tier.DISK and lasting):
+                    self.give(tier, self.book.vacate(block, tier))
 
     def taken(self, device_blocks: Sequence[int]) -> None:
         """Loads will write to these device blocks."""

@@ -31,7 +31,7 @@ def content(key):
 class Rig:
     """Tiers and what an engine does with them. Wrong reads end up in `wrong`, as (session, index)."""
 
-    def __init__(self, *, device=8, host=8, disk=0, directory=None, streams=None, threads=False, slab=None):
+    def __init__(self, *, device=8, host=8, disk=0, directory=None, streams=None, threads=False, slab=None, family=None):  # fmt: skip
         self.clock = ManualClock()
         if slab is None and disk:
             slab = Slab(directory, disk * GEOMETRY.slot_bytes, GEOMETRY.block_bytes)
@@ -41,8 +41,9 @@ class Rig:
         self.tiers = Tiers(
             geometry=GEOMETRY,
             device_bytes=device * GEOMETRY.block_bytes,
-            host_bytes=host * GEOMETRY.slot_bytes,
+            host_bytes=0 if family else host * GEOMETRY.slot_bytes,
             slab=slab,
+            family=family,
             streams=self.streams,
             clock=self.clock,
             threads=threads,

@@ -18,7 +18,7 @@ import pytest
 import torch
 
 from agentkv.core.residency import Action, Tier
-from agentkv.kv import guard as guard_module
+from agentkv.kv import family as guard_module
 from agentkv.kv.device import DevicePool
 from agentkv.kv.geometry import Geometry
 from agentkv.kv.room import Room
