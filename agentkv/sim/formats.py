@@ -1,58 +1,30 @@
 """Formats: what one record of each kind of trace file says, as a Call; which format a file is in.
 
-Covers our own format, the two files of facts that the project calibrates with, TraceLab's rounds and Mooncake's
-requests. Reading lines is `lines.py`; ordering, clocks, duplicates and parallel calls are `grouping.py`.
+Covers our own format, the project's two files of facts, TraceLab's rounds and Mooncake's requests (docs/traces.md).
+Reading lines is `lines.py`; order, clocks, duplicates and parallel calls are `grouping.py`.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 from agentkv.errors import ConfigError
-from agentkv.sim.grouping import Call, Session, sessions_of
-from agentkv.sim.lines import Tally, records
-from agentkv.sim.trace import KINDS, VERSION, Trace
+from agentkv.sim import fields
+from agentkv.sim.fields import Unusable
+from agentkv.sim.grouping import Call
+from agentkv.sim.requests import Requests
+from agentkv.sim.trace import KINDS, VERSION, Kind
 
-LONGEST_S = 30 * 86_400.0
-"""A wait above this is taken for a clock that jumped, not for a wait."""
-
-MOST_TOKENS = 1_000_000_000
-
-
-class Unusable(ValueError):
-    """A record that cannot be used; its text is the reason that is counted."""
+Parse = Callable[[dict[str, Any], int], Call]
+"""(record, line number) -> what it says; raises Unusable with the reason."""
 
 
-def read(
-    path: Path,
-    *,
-    format: str,  # noqa: A002 - as `load`
-    strict: bool,
-    progress: Callable[[int, int], None] | None,
-) -> Trace:
-    """`trace.load`."""
-    if format not in ("auto", *FORMATS):
-        raise ConfigError(f"format={format!r} is unknown; choose one of {['auto', *FORMATS]}")
-    tally = Tally(path, strict=strict)
-    parse = None if format == "auto" else FORMATS[format]
-    groups: dict[str, Session] = {}
-    source = ""
-    for line, record in records(path, tally, progress):
-        if "v" in record and "session" not in record:
-            source = _header(record, path, line) or source
-            tally.records -= 1
-            continue
-        try:
-            parse = parse or FORMATS[detect(record)]
-            for call in parse(record, line):
-                groups.setdefault(call.session, []).append(call)
-        except Unusable as reason:
-            tally.skip(line, str(reason))
-    sessions, arrivals_s = sessions_of(groups, tally)
-    return Trace(sessions=sessions, skipped=tally.skips(), source=source or path.name, arrivals_s=arrivals_s)
+def parser(name: str) -> Parse:
+    """A parser of the format `name`; raises ConfigError where there is no such format."""
+    if name not in FORMATS:
+        raise ConfigError(f"format={name!r} is unknown; choose one of {['auto', *FORMATS]}")
+    return FORMATS[name]()
 
 
 def detect(record: dict[str, Any]) -> str:
@@ -63,183 +35,159 @@ def detect(record: dict[str, Any]) -> str:
         return "weka"
     if "dur" in record and "arg" in record:
         return "local_tools"
+    if "input_tokens_total" in record and "session_id" in record:
+        return "tracelab"
+    if ("input_length" in record or "input_tokens" in record) and ("hash_ids" in record or "timestamp" in record):
+        return "mooncake"
     raise Unusable("no known format")
 
 
-def _header(record: dict[str, Any], path: Path, line: int) -> str:
-    if record["v"] != VERSION:
-        raise ConfigError(f"{path}, line {line}: version {record['v']!r}, this program reads {VERSION!r}")
-    return str(record.get("source", ""))
+def header(record: dict[str, Any], where: str) -> str | None:
+    """The source named in our own format's first line; None where `record` is no such line.
+
+    Raises ConfigError on another version than ours.
+    """
+    version = record.get("v")
+    if not isinstance(version, str) or not version.startswith("agentkv.trace/"):
+        return None
+    if version != VERSION:
+        raise ConfigError(f"{where}: version {version!r}, this program reads {VERSION!r}")
+    return None if "session" in record else str(record.get("source", ""))
 
 
-def from_agentkv(record: dict[str, Any], line: int) -> list[Call]:
-    """A line of our own format (docs/traces.md)."""
-    kind = record.get("kind", "tool")
-    if kind not in KINDS:
-        raise Unusable("unknown kind of wait")
-    return [
-        Call(
-            line=line,
-            session=_name(record, "session"),
-            step=_whole(record, "step"),
-            kind=kind,
-            tool=_word(record, "tool"),
-            command=_word(record, "command"),
-            start=_start(record, "start_s"),
-            duration_s=_duration_s(record, "duration_s"),
-            prompt_tokens=_tokens(record, "prompt_tokens", default=0),
-            output_tokens=_tokens(record, "output_tokens", default=0),
-            next_prompt_tokens=_maybe_tokens(record, "next_prompt_tokens"),
-            reuse_tokens=_maybe_tokens(record, "reuse_tokens"),
-            llm_s=_seconds(record, "llm_s") or 0.0,
-            censored=_flag(record, "censored"),
-            timeout_s=_seconds(record, "timeout_s"),
-            parallel=max(1, _whole(record, "parallel") or 1),
-            arg_bytes=_tokens(record, "arg_bytes", default=0),
-            arrival_s=_seconds(record, "arrival_s"),
-        )
-    ]
+def from_agentkv(record: dict[str, Any], line: int) -> Call:
+    """A line of our own format."""
+    return Call(
+        line=line,
+        session=fields.session_name(record, "session"),
+        step=fields.tokens(record, "step"),
+        kind=_kind(record, "kind"),
+        tool=fields.word(record, "tool"),
+        command=fields.word(record, "command"),
+        start=fields.start(record, "start_s"),
+        duration_s=fields.required(fields.seconds(record, "duration_s"), "duration_s"),
+        prompt_tokens=fields.tokens(record, "prompt_tokens") or 0,
+        output_tokens=fields.tokens(record, "output_tokens") or 0,
+        next_prompt_tokens=fields.tokens(record, "next_prompt_tokens"),
+        reuse_tokens=fields.tokens(record, "reuse_tokens"),
+        llm_s=fields.seconds(record, "llm_s") or 0.0,
+        censored=fields.flag(record, "censored"),
+        timeout_s=fields.seconds(record, "timeout_s"),
+        parallel=max(1, fields.tokens(record, "parallel") or 1),
+        arg_bytes=fields.tokens(record, "arg_bytes") or 0,
+        arrival_s=fields.start(record, "arrival_s"),
+    )
 
 
-def from_weka(record: dict[str, Any], line: int) -> list[Call]:
+def from_weka(record: dict[str, Any], line: int) -> Call:
     """A line of weka_claude_code.jsonl: a wait with its kind, no tool name; seconds since the session's start."""
-    kind = record.get("tool", "tool")
-    if kind not in KINDS:
-        raise Unusable("unknown kind of wait")
-    return [
-        Call(
-            line=line,
-            session=_name(record, "session"),
-            step=_whole(record, "step"),
-            kind=kind,
-            start=_start(record, "start"),
-            duration_s=_duration_s(record, "dur"),
-            prompt_tokens=_tokens(record, "prompt_tok"),
-            output_tokens=_tokens(record, "out_tok", default=0),
-            next_prompt_tokens=_maybe_tokens(record, "next_prompt_tok"),
-            reuse_tokens=_maybe_tokens(record, "reuse_tok"),
-            llm_s=_seconds(record, "llm_s") or 0.0,
-        )
-    ]
+    return Call(
+        line=line,
+        session=fields.session_name(record, "session"),
+        step=fields.tokens(record, "step"),
+        kind=_kind(record, "tool"),
+        start=fields.start(record, "start"),
+        duration_s=fields.required(fields.seconds(record, "dur"), "dur"),
+        prompt_tokens=int(fields.required(fields.tokens(record, "prompt_tok"), "prompt_tok")),
+        output_tokens=fields.tokens(record, "out_tok") or 0,
+        next_prompt_tokens=fields.tokens(record, "next_prompt_tok"),
+        reuse_tokens=fields.tokens(record, "reuse_tok"),
+        llm_s=fields.seconds(record, "llm_s") or 0.0,
+    )
 
 
-def from_local_tools(record: dict[str, Any], line: int) -> list[Call]:
+def from_local_tools(record: dict[str, Any], line: int) -> Call:
     """A line of local_tools.jsonl: a measured tool call with its command; no tokens."""
-    return [
-        Call(
-            line=line,
-            session=_name(record, "session"),
-            step=_whole(record, "step"),
-            kind="tool",
-            tool=_word(record, "tool"),
-            command=_word(record, "arg"),
-            start=_start(record, "start"),
-            duration_s=_duration_s(record, "dur"),
-            prompt_tokens=0,
-            output_tokens=0,
-            next_prompt_tokens=0,
-            reuse_tokens=0,
-            censored=_flag(record, "censored"),
-            timeout_s=_seconds(record, "timeout_s"),
-            parallel=max(1, _whole(record, "n_par") or 1),
-            arg_bytes=_tokens(record, "arg_bytes", default=0),
+    return Call(
+        line=line,
+        session=fields.session_name(record, "session"),
+        step=fields.tokens(record, "step"),
+        tool=fields.word(record, "tool"),
+        command=fields.word(record, "arg"),
+        start=fields.start(record, "start"),
+        duration_s=fields.required(fields.seconds(record, "dur"), "dur"),
+        next_prompt_tokens=0,
+        reuse_tokens=0,
+        censored=fields.flag(record, "censored"),
+        timeout_s=fields.seconds(record, "timeout_s"),
+        parallel=max(1, fields.tokens(record, "n_par") or 1),
+        arg_bytes=fields.tokens(record, "arg_bytes") or 0,
+    )
+
+
+def from_tracelab(record: dict[str, Any], line: int) -> Call:
+    """A round of TraceLab: a model call with its tool calls; without any, the session waits for a person.
+
+    Wall latency of each tool (result seen minus call emitted) is its duration; a tool without one is left out.
+    """
+    session = fields.session_name(record, "session_id")
+    prompt = int(fields.required(fields.tokens(record, "input_tokens_total"), "input_tokens_total"))
+    input_at, output_at, by_person = _events(record.get("timing_events"))
+    calls = []
+    told = record.get("tools") or []
+    for tool in told if isinstance(told, list) else []:
+        if not isinstance(tool, dict) or (wall_s := fields.seconds(tool, "tool_wall_latency_ms", unit_s=1e-3)) is None:
+            continue
+        calls.append(
+            Call(
+                line=line,
+                session=session,
+                tool=fields.word(tool, "tool_name"),
+                start=fields.wall_s(tool.get("emitted_at")),
+                duration_s=wall_s,
+                arg_bytes=fields.tokens(tool, "input_chars") or 0,
+            )
         )
-    ]
+    ready = [call.start for call in calls if call.start is not None]
+    return Call(
+        line=line,
+        session=session,
+        step=fields.tokens(record, "round_index"),
+        kind="tool" if calls else "human",
+        start=min(ready) if ready else output_at,
+        begin=input_at,
+        absolute=True,
+        duration_s=max((call.duration_s or 0.0) + (call.start or 0.0) - min(ready, default=0.0) for call in calls)
+        if calls
+        else None,
+        prompt_tokens=prompt,
+        output_tokens=fields.tokens(record, "output_tokens") or 0,
+        prefix_tokens=fields.tokens(record, "prefix_tokens"),
+        llm_s=max(0.0, output_at - input_at) if input_at is not None and output_at is not None else 0.0,
+        by_person=by_person,
+        parts=calls,
+    )
 
 
-FORMATS: dict[str, Callable[[dict[str, Any], int], list[Call]]] = {
-    "agentkv": from_agentkv,
-    "weka": from_weka,
-    "local_tools": from_local_tools,
+def _events(told: object) -> tuple[float | None, float | None, bool]:
+    """When a round's last input came, when its last output was there, and whether a person wrote some of the input."""
+    inputs: list[float] = []
+    outputs: list[float] = []
+    by_person = False
+    for event in told if isinstance(told, list) else []:
+        at = fields.wall_s(event.get("timestamp")) if isinstance(event, dict) else None
+        if at is None:
+            continue
+        if event.get("event_type") in ("user_message", "tool_result"):
+            by_person |= event["event_type"] == "user_message" and not outputs
+            inputs += [at] if not outputs else []
+        elif event.get("event_type") in ("reasoning", "text", "tool_call"):
+            outputs.append(at)
+    return (max(inputs) if inputs else None, max(outputs) if outputs else None, by_person)
+
+
+def _kind(record: dict[str, Any], name: str) -> Kind:
+    value = record.get(name, "tool")
+    for kind in KINDS:
+        if value == kind:
+            return kind
+    raise Unusable("unknown kind of wait")
+
+
+FORMATS: dict[str, Callable[[], Parse]] = {
+    "agentkv": lambda: from_agentkv,
+    "weka": lambda: from_weka,
+    "local_tools": lambda: from_local_tools,
+    "tracelab": lambda: from_tracelab,
+    "mooncake": lambda: Requests().parse,
 }
-
-
-def _number(record: dict[str, Any], name: str) -> float | None:
-    """A finite number, None where the field is missing or null."""
-    value = record.get(name)
-    if value is None:
-        return None
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        raise Unusable(f"{name} is not a number")
-    try:
-        number = float(value)
-    except OverflowError:
-        raise Unusable(f"{name} is not finite") from None
-    if not math.isfinite(number):
-        raise Unusable(f"{name} is not finite")
-    return number
-
-
-def _seconds(record: dict[str, Any], name: str) -> float | None:
-    seconds = _number(record, name)
-    if seconds is not None and seconds < 0:
-        raise Unusable(f"{name} is negative")
-    if seconds is not None and seconds > LONGEST_S:
-        raise Unusable(f"{name} is above 30 days")
-    return seconds
-
-
-def _duration_s(record: dict[str, Any], name: str) -> float:
-    seconds = _seconds(record, name)
-    if seconds is None:
-        raise Unusable(f"{name} is missing")
-    return seconds
-
-
-def _start(record: dict[str, Any], name: str) -> float | None:
-    start = _number(record, name)
-    if start is not None and start < 0:
-        raise Unusable(f"{name} is negative")
-    return start
-
-
-def _maybe_tokens(record: dict[str, Any], name: str) -> int | None:
-    number = _number(record, name)
-    if number is None:
-        return None
-    if not 0 <= number <= MOST_TOKENS:
-        raise Unusable(f"{name} is out of range")
-    return int(number)
-
-
-def _tokens(record: dict[str, Any], name: str, *, default: int | None = None) -> int:
-    found = _maybe_tokens(record, name)
-    found = default if found is None else found
-    if found is None:
-        raise Unusable(f"{name} is missing")
-    return found
-
-
-def _whole(record: dict[str, Any], name: str) -> int | None:
-    number = _number(record, name)
-    if number is not None and not 0 <= number <= MOST_TOKENS:
-        raise Unusable(f"{name} is out of range")
-    return None if number is None else int(number)
-
-
-def _flag(record: dict[str, Any], name: str) -> bool:
-    value = record.get(name)
-    if value is None:
-        return False
-    if not isinstance(value, bool):
-        raise Unusable(f"{name} is not true or false")
-    return value
-
-
-def _word(record: dict[str, Any], name: str) -> str:
-    value = record.get(name)
-    if value is None:
-        return ""
-    if not isinstance(value, str):
-        raise Unusable(f"{name} is not a text")
-    return value.encode("utf-8", "replace").decode("utf-8")  # lone surrogates cannot be printed
-
-
-def _name(record: dict[str, Any], name: str) -> str:
-    value = record.get(name)
-    if isinstance(value, int) and not isinstance(value, bool):
-        return str(value)
-    word = _word(record, name)
-    if not word:
-        raise Unusable(f"{name} is missing")
-    return word

@@ -89,7 +89,7 @@ class Skips:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trace:
-    """Sessions of waits, each in step order, none overlapping another of its session.
+    """Sessions of waits, each in step order.
 
     `arrivals_s`: when each session began, in seconds since the first did; empty where the source does not say it.
     """
@@ -131,9 +131,9 @@ def load(
     a file that cannot be read, an unknown `format`, and a newer version of our own.
     Memory: about 0.5 KB for each wait (they are grouped by session); the file itself is never held.
     """
-    from agentkv.sim.formats import read
+    from agentkv.sim.reader import read
 
-    return read(Path(path), format=format, strict=strict, progress=progress)
+    return read(path, format=format, strict=strict, progress=progress)
 
 
 def write(
