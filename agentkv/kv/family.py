@@ -22,6 +22,7 @@ from agentkv.kv.index import BlockKey
 from agentkv.kv.slab import Slab
 
 if TYPE_CHECKING:
+    from agentkv.kv.tiers import Tiers
     from agentkv.kv.transfers import Transfers
 
 LOWER = (Tier.HOST, Tier.DISK)
@@ -104,6 +105,24 @@ class Family:
             assert count == 1 + shares, f"{tier.name} slot {slot} has {count} owners and {shares} shares"
         assert not stuck.intersection(owners), "a slot that a stalled copy may write to has an owner"
         assert used is None or len(owners) + len(stuck) == used, f"{tier.name} slots leak"
+
+
+def hand_over(session: str, *, source: Tiers, to: Tiers) -> None:
+    """Have `to` hold what `source`, of the same family, holds for the session, as far as it is on the host or on disk;
+    `source` forgets it.
+    """
+    with to._locked():
+        holding = source._book.holdings.get(session)
+        if holding is None:
+            return
+        keys = [block.key for block in holding.chain]
+        to._family.adopt(to._book, keys)
+        to._book.hold(session, holding.task, keys, holding.tokens, holding.used_s)
+        ours = to._book.holdings[session]
+        ours.template_blocks, ours.background = holding.template_blocks, holding.background
+    with source._locked():
+        source._moves.forget(session)
+        source._guard.room_changed = True
 
 
 def make_family(geometry: Geometry, *, device: str, host_bytes: int, slab: Slab | None) -> Family:

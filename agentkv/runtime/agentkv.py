@@ -104,8 +104,8 @@ class AgentKV:
 
         Args:
             model: "smollm2-135m", a local Hugging Face folder, a GGUF file, or a hub name.
-            device: "auto", "cpu", "cuda" or "cuda:1".
-            device_memory: bytes of the block pool; what contexts on the device may take at most.
+            device: "auto", "cpu", "cuda" or "cuda:1"; several as "cuda:0,cuda:1", over one host arena and one disk.
+            device_memory: bytes of the block pool on each device; what contexts there may take at most.
             host_memory: bytes of the host arena; "auto" is 1 GiB, or half of what is available where that is less;
                 None switches the host tier (and so the disk tier) off.
             disk: a folder for the disk tier; None switches it off. A folder that cannot be used switches it off

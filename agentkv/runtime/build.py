@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from agentkv.clock import Clock
 from agentkv.core.residency import Policy, Receipt
@@ -54,21 +55,18 @@ def local_engine(
         raise ExtraMissing(
             f"the embedded engine needs {error.name or 'torch'}: pip install 'agentkv-sdk[local]'"
         ) from error
+    from agentkv.engine.local.several import LocalEngines
     from agentkv.runtime.calibration import RateBook
 
-    loaded = load_model(model, device=device, dtype=dtype, progress=progress)
-    book = RateBook(loaded, None if disk is None else Path(disk))
-    return LocalEngine(
-        loaded,
-        device_memory=device_bytes,
-        host_memory=host_bytes,
-        disk=None if disk is None else Path(disk),
-        disk_memory=disk_bytes,
-        salt=salt,
-        persist=persist,
-        rates=book.rates,
-        at_close=book.learn,
-    )
+    devices = [name.strip() for name in device.split(",")]
+    loaded = [load_model(model, device=name, dtype=dtype, progress=progress) for name in devices]
+    folder = None if disk is None else Path(disk)
+    book = RateBook(loaded[0], folder)
+    options: dict[str, Any] = {
+        "device_memory": device_bytes, "host_memory": host_bytes, "disk": folder, "disk_memory": disk_bytes,
+        "salt": salt, "persist": persist, "rates": book.rates, "at_close": book.learn,
+    }  # fmt: skip
+    return LocalEngine(loaded[0], **options) if len(loaded) == 1 else LocalEngines(loaded, **options)
 
 
 def _tier_bytes(size: int | str, option: str) -> int:

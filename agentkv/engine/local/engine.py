@@ -31,6 +31,7 @@ from agentkv.engine.local.sampler import choose
 from agentkv.engine.local.sequence import Sequence
 from agentkv.engine.local.sessions import Sessions
 from agentkv.errors import Closed, ConfigError, ModelError
+from agentkv.kv.family import Family
 from agentkv.kv.geometry import BLOCK_TOKENS
 from agentkv.kv.index import root_key
 from agentkv.kv.streams import Streams
@@ -46,9 +47,10 @@ _SAVE_S = 60.0
 class LocalEngine:
     """A Hugging Face model over tiered KV blocks; see engine/base.py for the protocol.
 
-    `device_memory`, `host_memory` (0: no such tier) and `disk_memory` are bytes; `salt` separates tenants; with `persist` sessions
-    are on disk when it closes, for the next engine with this model, salt and disk. A context
-    manager; `close()` is idempotent and ends every call with Closed. Raises ConfigError on sizes that cannot work.
+    `device_memory`, `host_memory` (0: no such tier) and `disk_memory` are bytes; with a `family` host and disk are shared
+    with engines on other devices. `salt` separates tenants; with `persist` sessions are on disk when it closes, for
+    the next engine with this model, salt and disk. A context manager; `close()` is idempotent and ends every call with
+    Closed. Raises ConfigError on sizes that cannot work.
     """
 
     def __init__(
@@ -56,9 +58,11 @@ class LocalEngine:
         model: LoadedModel,
         *,
         device_memory: int,
-        host_memory: int,
+        host_memory: int = 0,
         disk: Path | None = None,
         disk_memory: int = 0,
+        family: Family | None = None,
+        disk_off: str = "",
         salt: str = "",
         persist: bool = False,
         rates: Rates | None = None,
@@ -73,10 +77,13 @@ class LocalEngine:
         self.model = model.name
         self._pid = os.getpid()
         self._clock: Clock = clock or SystemClock()
-        if persist and disk is None:
+        if persist and disk is None and family is None:
             raise ConfigError("persist=True needs a disk: a folder in which sessions are kept")
         root = root_key(fingerprint=model.fingerprint, salt=salt)
-        slab, self._disk_off = disk_tier(disk, disk_memory, model.geometry.block_bytes, root.hex() if persist else None)
+        slab, self._disk_off = None, disk_off
+        if family is None:
+            store = root.hex() if persist else None
+            slab, self._disk_off = disk_tier(disk, disk_memory, model.geometry.block_bytes, store)
         try:
             self.tiers = Tiers(
                 geometry=model.geometry,
@@ -84,6 +91,7 @@ class LocalEngine:
                 device_bytes=device_memory,
                 host_bytes=host_memory,
                 slab=slab,
+                family=family,
                 rates=rates,
                 streams=streams,
                 clock=self._clock,

@@ -141,6 +141,23 @@ class Sessions:
                 _remember(task.last, branch, session.key)
             self._by_key[session.key] = session
 
+    def take_out(self, task: str) -> list[Session] | None:
+        """Forget the task but keep its sessions whole, for another engine. None if a call of it is under way."""
+        with self._lock:
+            known = self._tasks.get(task)
+            if known is not None and known.busy:
+                return None
+            self._tasks.pop(task, None)
+            sessions = list(known.sessions.values()) if known else []
+            for session in sessions:
+                self._by_key.pop(session.key, None)
+            return sessions
+
+    def tasks(self) -> list[str]:
+        """The tasks that are remembered, longest idle first."""
+        with self._lock:
+            return list(self._tasks)
+
     def get(self, key: str) -> Session | None:
         """The session of that name."""
         with self._lock:
