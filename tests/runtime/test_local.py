@@ -226,3 +226,21 @@ def test_a_budget_larger_than_the_memory_does_not_ask_for_more_than_the_memory(k
         stream = kv.submit(Request(messages=(Message(role="user", content="Hello"),)))
         stream.cancel()
     assert 1 == kv.report("t").usage.calls
+
+
+def test_two_devices_are_one_engine_to_the_caller(tmp_path):
+    """Tasks, tools, bills and stats work as with one; both pools are used."""
+    options = {"device_memory": "32MiB", "host_memory": "64MiB", "disk": tmp_path / "kv", "disk_memory": "128MiB"}
+    with AgentKV.local("smollm2-135m", device="cpu,cpu", ledger="memory", **options) as kv:
+        for task in ("a", "b"):
+            with kv.task(task, final=False):
+                first = ask(WORDS * 6)
+                answer = kv.submit(first).result(60)
+                with kv.tool("sleep", expect_s=0.01):
+                    pass
+                again = kv.submit(follow_up(first, answer.text, "And then?")).result(60)
+                assert again.usage.cached_tokens >= answer.usage.input_tokens - 16
+        devices = kv.stats()["engine"]["devices"]
+        assert 2 == len(devices)
+        assert 4 == kv.stats()["engine"]["completed"]
+        assert 2 == kv.report("a").usage.calls
