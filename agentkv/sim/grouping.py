@@ -190,7 +190,7 @@ def _wait(step: list[Call], number: int) -> Wait:
         return singles[0]
     start_s = min(each.start_s for each in singles)
     last = max(singles, key=lambda each: each.start_s + each.duration_s)
-    until_s = step[0].duration_s or 0.0 if parts is not step else last.start_s + last.duration_s - start_s
+    until_s = step[0].duration_s or 0.0 if parts is not step else (last.start_s - start_s) + last.duration_s
     return _changed(last, kind=step[0].kind, start_s=start_s, duration_s=until_s, calls=singles)
 
 

@@ -95,7 +95,7 @@ def records(
 def _object(text: bytes, *, whole: bool) -> dict[str, Any] | str:
     """The JSON object of a line, or why there is none."""
     try:
-        found = json.loads(text)
+        found = json.loads(text.decode())
     except UnicodeDecodeError:
         return "not UTF-8"
     except RecursionError:
