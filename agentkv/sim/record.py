@@ -6,6 +6,7 @@ demo's; the plain trace inside is read by `trace.load` as well; replaying is `re
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 from collections.abc import Iterator, Mapping
@@ -77,7 +78,7 @@ class Sizes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Record:
-    """A run: its sessions in the order in which they began, each in order; none is empty."""
+    """A run: its sessions in program order (whose first token came first), each in order; none is empty."""
 
     sessions: tuple[tuple[Recorded, ...], ...]
     sizes: Sizes
@@ -94,10 +95,7 @@ class Record:
     def stalls_s(self) -> tuple[float, ...]:
         """The stall of every call that came after a tool."""
         return tuple(
-            after.stall_s
-            for session in self.sessions
-            for before, after in zip(session, session[1:], strict=False)
-            if before.tool
+            after.stall_s for session in self.sessions for before, after in itertools.pairwise(session) if before.tool
         )
 
     @property
@@ -115,19 +113,24 @@ def read(path: str | Path) -> Record:
         raise ConfigError(f"record {path} cannot be read: {error}") from error
     number = 0
     try:
-        head: dict[str, Any] = json.loads(lines[0])
-        if head.get("v") != VERSION or "recorded" not in head:
-            raise ConfigError(f"{path} is no record of a run: make one with `agentkv demo --record FILE`")
+        told = _header(json.loads(lines[0]), path)
         by_session: dict[str, list[Recorded]] = {}
         for number, line in enumerate(lines[1:], start=2):  # noqa: B007  the error names it
             call = _recorded(json.loads(line))
             by_session.setdefault(call.session, []).append(call)
         number = 1
-        return _record(head["recorded"], by_session)
+        return _record(told, by_session)
     except ConfigError:
         raise
     except (ValueError, KeyError, TypeError, IndexError, AttributeError, RecursionError) as error:
         raise ConfigError(f"record {path}, line {max(1, number)}: {error!r}") from error
+
+
+def _header(head: dict[str, Any], path: Path) -> dict[str, Any]:
+    if head.get("v") != VERSION or "recorded" not in head:
+        raise ConfigError(f"{path} is no record of a run: make one with `agentkv demo --record FILE`")
+    recorded: dict[str, Any] = head["recorded"]
+    return recorded
 
 
 def _record(told: dict[str, Any], by_session: dict[str, list[Recorded]]) -> Record:
@@ -136,7 +139,7 @@ def _record(told: dict[str, Any], by_session: dict[str, list[Recorded]]) -> Reco
     for name, calls in by_session.items():
         if any(call.wait_s is None for call in calls[:-1]) or calls[-1].wait_s is not None:
             raise ConfigError(f"session {name!r} does not end with its last call")
-    sessions = sorted((tuple(calls) for calls in by_session.values()), key=lambda calls: calls[0].submitted_s)
+    sessions = sorted((tuple(calls) for calls in by_session.values()), key=lambda calls: calls[0].first_token_s)
     sizes = Sizes(
         **{f.name: _count(told[f.name]) for f in fields(Sizes) if f.name != "rates_bytes_s"},
         rates_bytes_s={lane: _seconds(rate) for lane, rate in dict(told["rates_bytes_s"]).items()},
