@@ -5,6 +5,7 @@
 | doctor.py | `agentkv doctor` |
 | calibrate.py | `agentkv calibrate`, with plot.py |
 | report.py | `agentkv report` |
+| plan.py | `agentkv plan` |
 | sessions.py | `agentkv sessions list`, `agentkv sessions drop` |
 
 A command is a module with `register(app)`; add it to `COMMANDS`. Commands that need an agent framework (`agentkv demo`)
@@ -20,10 +21,10 @@ from typing import Annotated
 import typer
 
 import agentkv
-from agentkv.cli import calibrate, doctor, report, sessions
+from agentkv.cli import calibrate, doctor, plan, report, sessions
 from agentkv.errors import AgentKVError
 
-COMMANDS = (doctor, calibrate, report, sessions)
+COMMANDS = (doctor, calibrate, plan, report, sessions)
 """In the order in which `agentkv --help` lists them."""
 
 app = typer.Typer(
