@@ -1,9 +1,9 @@
-"""Forecaster: how long a tool call will take, learnt from the calls that ended.
+"""Forecaster: how long a tool call will take, learnt from the calls that ended and from those that did not.
 
-Covers the first form: per tool and first command word the last 64 durations, falling back to the tool, then to all
-tools with a prior, then to the prior alone. Does not cover hazards, forgetting and shrinkage (later), nor
-conditioning on elapsed time, which is `Forecast.after`. Cancelled and paused calls are censored: all that is known is
-that they would have run longer, so they are not learnt as durations (a bias towards short calls that we accept here).
+Discrete-time hazards on the grid of `core/curve.py`. A call has a chain of keys from broad to narrow (`keys.py`) and
+one within its session; each is shrunk towards the one before, and forgets exponentially. Holds names of tools and
+command words, never arguments. Does not cover the counting (`hazards.py`), classes and priors (`classes.py`), nor
+where the state is kept between runs (`runtime/learned.py`).
 """
 
 from __future__ import annotations
@@ -11,115 +11,248 @@ from __future__ import annotations
 import math
 import threading
 from collections import OrderedDict, deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from numbers import Real
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
+from agentkv.core.curve import BINS, MAX_WAIT_S, Curve, bin_of
 from agentkv.core.forecast import Forecast
 from agentkv.core.hint import ToolStatus
+from agentkv.hints.classes import prior_of
+from agentkv.hints.keys import Chain, Key, Told, chain_of, key_from_json, name_of, size_of
 from agentkv.log import count, failed
 
-KEPT_CALLS = 64
-"""Durations kept per key."""
-MAX_POINTS = 21
-"""Points of a forecast."""
+if TYPE_CHECKING:
+    from agentkv.hints.hazards import Counts, Hazards
+
+KAPPA = 2.0
+"""For how many calls a broader key counts in a narrower one."""
+SESSION_KAPPA = 4.0
+"""The same for what this session has seen so far."""
+KEEP = 0.985
+"""What a call counts for after one more of its key."""
+BROAD_KEEP = 0.999
+"""The same for classes and for everything."""
+SESSION_KEEP = 0.93
+"""The same within a session."""
 MAX_KEYS = 4096
 """Keys kept; the one that was learnt least recently leaves first (models invent commands)."""
-MAX_WAIT_S = 30 * 86_400.0
-"""Longer waits count as thirty days."""
-FEW_CALLS = 5
-"""Below this many calls each one is spread, so that one sample does not look like certainty."""
-VERSION = "agentkv.forecaster/1"
+MAX_SESSION_KEYS = 1024
+MAX_FRESH = 10_000
+"""Calls kept for the next save; more than that between two saves, and the oldest are not in the file."""
+MAX_RUNNING = 1024
+VERSION = "agentkv.forecaster/2"
 
-PRIOR_S: tuple[float, ...] = tuple(0.05 * 8000 ** (i / (MAX_POINTS - 1)) for i in range(MAX_POINTS))
-"""Nothing known: log-uniform from 50 ms to 400 s, median 4.5 s."""
 DECLARED_SPREAD = (0.5, 0.75, 1.0, 1.5, 2.0)
 """A declared time is believed within a factor of two."""
 PROGRESS_SPREAD = (0.7, 0.85, 1.0, 1.2, 1.5)
 
-_Key = tuple[str | None, str | None]
-_ALL: _Key = (None, None)  # (tool, command); command None = the tool as a whole, tool None as well = all tools
-
 
 class Forecaster:
-    """Learns durations and forecasts waits. Thread-safe; a forecast costs tens of microseconds."""
+    """Learns durations and forecasts waits. Thread-safe; a forecast or a call learnt costs some 15 us."""
 
-    def __init__(self) -> None:
-        self._calls: OrderedDict[_Key, deque[float]] = OrderedDict()
+    def __init__(self, *, kappa: float = KAPPA, session_kappa: float = SESSION_KAPPA, forgets: bool = True) -> None:
+        from agentkv.hints import hazards  # it brings numpy, which `import agentkv` must not pay
+
+        self._hazards = hazards
+        self._kappa = kappa
+        self._session_kappa = session_kappa
+        self._keep, self._broad_keep, self._session_keep = (
+            (KEEP, BROAD_KEEP, SESSION_KEEP) if forgets else (1.0, 1.0, 1.0)
+        )
+        self._keys: OrderedDict[Key, Counts] = OrderedDict()
+        self._session_keys: OrderedDict[Key, Counts] = OrderedDict()
+        self._running: OrderedDict[str, int] = OrderedDict()
+        self._fresh: deque[Told] = deque(maxlen=MAX_FRESH)
+        self._priors: dict[str, Hazards] = {}
         self._lock = threading.Lock()
 
-    def learn(self, tool: str, command: str, duration_s: float, status: ToolStatus = ToolStatus.SUCCEEDED) -> None:
-        """A call of `tool` ended after `duration_s` with `status`.
+    # -- learning
 
-        A failed call ended the wait like any other and is learnt. Cancelled, paused and running calls are not. A
-        duration that is no number, negative or infinite is ignored and counted.
+    def learn(
+        self,
+        tool: str,
+        command: str,
+        duration_s: float,
+        status: ToolStatus = ToolStatus.SUCCEEDED,
+        *,
+        session: str = "",
+        arg_bytes: int = 0,
+        duration_key: str = "",
+        call_id: str = "",
+    ) -> None:
+        """A call of `tool` stands at `status` after `duration_s`.
+
+        SUCCEEDED and FAILED ended the wait. CANCELLED and PAUSED (and a time-out: say CANCELLED) did not: the call
+        would have run longer, and counts as survived up to then. RUNNING says that it runs still, which needs a
+        `call_id`; it may be said again and again, and the end with the same `call_id` adds what is new. A duration
+        that is no number, negative or infinite is ignored and counted. The other arguments are `forecast`'s.
         """
-        if status not in (ToolStatus.SUCCEEDED, ToolStatus.FAILED):
-            return
         seconds = _seconds(duration_s)
         if seconds is None:
             count("forecast_bad_duration")
             return
+        runs = status is ToolStatus.RUNNING
+        if runs and not call_id:
+            return
+        ended = status is ToolStatus.SUCCEEDED or status is ToolStatus.FAILED
         with self._lock:
-            for key in ((tool, command), (tool, None), _ALL):
-                self._learn(key, seconds)
-            while len(self._calls) > MAX_KEYS:
-                self._calls.popitem(last=False)
+            first = self._running.pop(call_id, 0) if call_id else 0
+            last = max(bin_of(seconds), first)
+            if runs and last > 0:
+                self._running[call_id] = last
+                if len(self._running) > MAX_RUNNING:
+                    self._running.popitem(last=False)
+            if ended or last > first:
+                command = name_of(duration_key or command)
+                self._tell(Told(name_of(tool), command, size_of(arg_bytes), first, last, ended), session)
 
-    def _learn(self, key: _Key, seconds: float) -> None:
-        calls = self._calls.get(key)
-        if calls is None:
-            calls = self._calls[key] = deque(maxlen=KEPT_CALLS)
-        calls.append(seconds)
-        self._calls.move_to_end(key)
+    def never(self, tool: str, command: str = "", *, session: str = "") -> None:
+        """A wait that will not end (its session was given up meanwhile). Counts for the mass at infinity."""
+        with self._lock:
+            self._tell(Told(name_of(tool), name_of(command), 0, 0, BINS, ended=False), session)
 
-    def forecast(self, tool: str, command: str = "", expect_s: float | None = None) -> Forecast:
-        """The wait for a call of `tool` that starts now.
+    def replay(self, calls: Iterable[Told]) -> None:
+        """Learn what another forecaster's `take_fresh` gave; the sessions are unknown by then."""
+        with self._lock:
+            for told in calls:
+                self._count(told)
 
-        History of (tool, command), else of the tool; else that of all tools together with the prior; else the prior.
-        `expect_s` (declared by the caller, who knows this very call) makes half of the distribution, what is known
-        of the tool the other half; a value that is no number, negative or infinite is ignored and counted.
+    def take_fresh(self) -> list[Told]:
+        """The calls learnt since this was last asked, for a file that several processes share."""
+        with self._lock:
+            fresh = list(self._fresh)
+            self._fresh.clear()
+        return fresh
+
+    def _tell(self, told: Told, session: str) -> None:
+        self._fresh.append(told)
+        self._count(told)
+        if session:
+            counts = self._counts(self._session_keys, (session, told.tool, told.command), MAX_SESSION_KEYS)
+            counts.learn(told.first, told.last, ended=told.ended, keep=self._session_keep)
+
+    def _count(self, told: Told) -> None:
+        chain = chain_of(told.tool, told.command, told.size)
+        for index, key in enumerate(chain.keys):
+            keep = self._keep if index >= chain.broad else self._broad_keep
+            self._counts(self._keys, key, MAX_KEYS).learn(told.first, told.last, ended=told.ended, keep=keep)
+
+    def _counts(self, keys: OrderedDict[Key, Counts], key: Key, limit: int) -> Counts:
+        counts = keys.get(key)
+        if counts is not None:
+            keys.move_to_end(key)
+            return counts
+        counts = keys[key] = self._hazards.Counts()
+        if len(keys) > limit:
+            keys.popitem(last=False)
+        return counts
+
+    # -- forecasting
+
+    def forecast(
+        self,
+        tool: str,
+        command: str = "",
+        expect_s: float | None = None,
+        *,
+        session: str = "",
+        arg_bytes: int = 0,
+        timeout_s: float | None = None,
+        duration_key: str = "",
+    ) -> Forecast:
+        """The wait for a call of `tool` that starts now; `n` calls of the narrowest name that was seen stand behind it.
+
+        `command`: the first command word, and a sub-command after a space. `session`: calls of the same session weigh
+        most. `arg_bytes`: the size of the arguments, 0 = not known. `timeout_s`: the call is ended by then.
+        `duration_key`: the user's own word for what decides the duration, in place of the command. `expect_s`
+        (declared by the caller, who knows this very call) makes half of the distribution, what is known of the tool
+        the other half; numbers that are no durations are ignored and counted.
         """
         declared = None if expect_s is None else _seconds(expect_s)
         if expect_s is not None and declared is None:
             count("forecast_bad_expect")
+        end_s = None if timeout_s is None else _seconds(timeout_s)
+        if timeout_s is not None and not end_s:
+            count("forecast_bad_timeout")
+            end_s = None
+        tool, command = name_of(tool), name_of(duration_key or command)
+        chain = chain_of(tool, command, size_of(arg_bytes))
         with self._lock:
-            own = tuple(self._calls.get((tool, command)) or self._calls.get((tool, None)) or ())
-            everybody = tuple(self._calls.get(_ALL, ()))
+            n, is_own, seen = self._seen(chain, (session, tool, command))
+            if declared is not None and not is_own and end_s is None:
+                points = tuple(min(declared * factor, MAX_WAIT_S) for factor in DECLARED_SPREAD)
+                return Forecast(remaining_s=points, n=0, source="declared")
+            survival = self._hazards.survival_of(self._hazards.shrink(self._prior(chain.label), seen))
         if declared is not None:
-            points = tuple(min(declared * factor, MAX_WAIT_S) for factor in DECLARED_SPREAD)
-            if own:
-                points += _thin(_spread(own), len(points))
-            return Forecast(remaining_s=tuple(sorted(points)), n=len(own), source="declared")
-        if own:
-            return Forecast(remaining_s=_thin(_spread(own), MAX_POINTS), n=len(own), source="history")
-        if everybody:
-            mixed = _thin((*everybody, *PRIOR_S), MAX_POINTS)
-            return Forecast(remaining_s=mixed, n=len(everybody), source="history")
-        return Forecast(remaining_s=PRIOR_S, n=0, source="prior")
+            believed = self._hazards.declared_survival(declared)
+            survival = 0.5 * (survival + believed) if is_own else believed
+            n = n if is_own else 0
+        return Forecast(
+            remaining_s=self._hazards.points_of(survival, MAX_WAIT_S if end_s is None else end_s),
+            n=n,
+            source="declared" if declared is not None else "history" if n else "prior",
+            curve=Curve(survival=tuple(survival.tolist()), end_s=end_s),
+        )
+
+    def _seen(self, chain: Chain, session_key: Key) -> tuple[int, bool, list[tuple[Counts, float]]]:
+        """Of what was seen: calls of the narrowest name, whether the tool was, and the counts, broad to narrow."""
+        n, is_own, seen = 0, False, []
+        get = self._keys.get
+        for index, key in enumerate(chain.keys):
+            counts = get(key)
+            if counts is not None:
+                seen.append((counts, self._kappa))
+                if key[0] != "size":
+                    n, is_own = counts.calls, index >= chain.broad
+        if session_key[0]:
+            counts = self._session_keys.get(session_key)
+            if counts is not None:
+                seen.append((counts, self._session_kappa))
+        return n, is_own, seen
+
+    def _prior(self, label: str) -> Hazards:
+        prior = self._priors.get(label)
+        if prior is None:
+            prior = self._priors[label] = self._hazards.as_hazards(prior_of(label))
+        return prior
+
+    # -- the state
+
+    def merge(self, other: Forecaster) -> None:
+        """Add what another forecaster learnt, none of it in common with this one."""
+        with other._lock:
+            theirs = [(key, counts.row()) for key, counts in other._keys.items()]
+        with self._lock:
+            for key, row in theirs:
+                self._counts(self._keys, key, MAX_KEYS).add(self._hazards.Counts.from_row(row))
 
     def to_json(self) -> dict[str, Any]:
-        """What was learnt, as plain JSON; holds tool names and command words, never arguments."""
+        """What was learnt, as plain JSON; what is known of single sessions is left out."""
         with self._lock:
-            calls = [[tool, command, list(seconds)] for (tool, command), seconds in self._calls.items()]
-        return {"v": VERSION, "calls": calls}
+            return {"v": VERSION, "keys": [[list(key), *counts.row()] for key, counts in self._keys.items()]}
 
     @classmethod
     def from_json(cls, state: Any) -> Self:
         """The forecaster that `to_json` described. What cannot be read is left out and counted: never an error."""
         forecaster = cls()
-        if not isinstance(state, Mapping) or state.get("v") != VERSION or not isinstance(state.get("calls"), list):
+        if not is_state(state):
             failed("forecast_state_unreadable", expected=VERSION)
             return forecaster
-        for row in state["calls"]:
-            match row:
-                case [(str() | None) as tool, (str() | None) as command, list() as durations]:
-                    known = [s for s in map(_seconds, durations) if s is not None]
-                    for seconds in known[-KEPT_CALLS:]:
-                        forecaster._learn((tool, command), seconds)
-                case _:
-                    count("forecast_state_bad_row")
+        for row in state["keys"]:
+            try:
+                key = key_from_json(row[0])
+                counts = forecaster._hazards.Counts.from_row(row[1:])
+            except (ValueError, TypeError, LookupError):
+                count("forecast_state_bad_row")
+                continue
+            forecaster._counts(forecaster._keys, key, MAX_KEYS).add(counts)
         return forecaster
+
+
+def is_state(state: Any) -> bool:
+    """Whether this has the outer form of what `Forecaster.to_json` gives."""
+    return isinstance(state, Mapping) and state.get("v") == VERSION and isinstance(state.get("keys"), list)
 
 
 def progress_forecast(elapsed_s: float, progress: float, *, n: int = 0) -> Forecast | None:
@@ -139,28 +272,11 @@ def progress_forecast(elapsed_s: float, progress: float, *, n: int = 0) -> Forec
 
 def _seconds(value: object) -> float | None:
     """`value` as seconds in [0, MAX_WAIT_S]; None for what is no duration."""
-    if isinstance(value, bool) or not isinstance(value, Real):
-        return None
-    try:
-        seconds = float(value)
-    except OverflowError:
-        return None
-    return min(seconds, MAX_WAIT_S) if 0 <= seconds < math.inf else None  # NaN compares false
-
-
-def _spread(calls: Sequence[float]) -> tuple[float, ...]:
-    """`calls` as points; fewer than FEW_CALLS count as thirds around themselves: n = 1 gives x/2, x, 2x."""
-    n = len(calls)
-    if n >= FEW_CALLS:
-        return tuple(calls)
-    factor = 1 + 1 / n
-    return tuple(min(s * f, MAX_WAIT_S) for s in calls for f in (1 / factor, 1.0, factor))
-
-
-def _thin(points: Iterable[float], limit: int) -> tuple[float, ...]:
-    """`points` sorted; where there are more than `limit`, evenly spaced quantiles (first and last stay)."""
-    ordered = tuple(sorted(points))
-    if len(ordered) <= limit:
-        return ordered
-    whole = Forecast(remaining_s=ordered, n=len(ordered), source="history")
-    return tuple(whole.quantile_s(i / (limit - 1)) for i in range(limit))
+    if type(value) is not float:
+        if isinstance(value, bool) or not isinstance(value, Real):
+            return None
+        try:
+            value = float(value)
+        except OverflowError:
+            return None
+    return min(value, MAX_WAIT_S) if 0 <= value < math.inf else None  # NaN compares false
