@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import threading
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -105,7 +105,7 @@ def _session_lines(bill: Bill, receipts: Receipts, began_s: float) -> list[dict[
         after = calls[step + 1] if step + 1 < len(calls) else None
         ended_s = _submitted_s(call) + call.timing.total_s
         until_s = float("inf") if after is None else _submitted_s(after)
-        tool = _tool_within(bill.tools, ended_s, until_s)
+        tool = _tool_within(bill.tools, _submitted_s(call), until_s)
         wait = Wait(
             session=call.session,
             step=step,
@@ -159,12 +159,11 @@ def _reused(call: ModelCall, after: ModelCall) -> int:
 
 
 def _tool_within(tools: Sequence[ToolCallFact], from_s: float, until_s: float) -> ToolCallFact | None:
-    """The tool call that ended last within a wait; times in facts are whole milliseconds."""
-    inside: Iterable[ToolCallFact] = (
-        tool
-        for tool in tools
-        if from_s - 0.005 <= tool.at_ms / 1000 - tool.actual_s and tool.at_ms / 1000 <= until_s + 0.002
-    )
+    """The tool call that ended last after `from_s`, when the call before it was submitted, up to `until_s`.
+
+    Times in facts are whole milliseconds.
+    """
+    inside = (tool for tool in tools if from_s < tool.at_ms / 1000 <= until_s + 0.002)
     return max(inside, key=lambda tool: tool.at_ms, default=None)
 
 
