@@ -1,7 +1,8 @@
 """Embedded: the simulator with the habits of the embedded engine, for runs that are held against a real one.
 
 Covers what differs from `simulator.py`: steps one by one (`stepwise.py`); a call starts with the blocks of its prompt
-(and one to spare if others run) and grows while it answers; each turn's stall as the engine books it. Not modelled:
+(and one to spare if others run) and grows while it answers; each turn's stall as the engine books it (from its arrival to
+the first step of its own prompt, and what it computed again). Not modelled:
 that a call which cannot grow sends the youngest back; it grows all the same, past the device's size, until its end.
 """
 
@@ -13,23 +14,21 @@ from agentkv.core.residency import Tier
 from agentkv.policy.rules import Rules
 from agentkv.sim.costs import Costs
 from agentkv.sim.device import Call
-from agentkv.sim.result import Tally
 from agentkv.sim.simulator import BLOCK_TOKENS, Simulator, Task
 from agentkv.sim.stepwise import Pace, Stepwise, steady
 from agentkv.sim.workload import Workload
 
 
 class Embedded(Simulator):
-    """As `Simulator`. After `run`, `stalls_s[session]` has each turn's stall and `ended_s[session]` its end."""
+    """As `Simulator`. After `run`, `stalls_s[session]` has each turn's stall and `ended_s[session]` the end of its last."""
 
     def __init__(
         self, workload: Workload, costs: Costs, rules: Rules, *, shared_tokens: int, pace: Pace = steady
     ) -> None:
         engine = functools.partial(Stepwise, pace=pace)
         super().__init__(workload, costs, rules, shared_tokens=shared_tokens, engine=engine)
-        self.tally = watched = _Watched()
-        self.stalls_s = watched.stalls_s
-        self.ended_s = watched.ended_s
+        self.stalls_s: dict[str, list[float]] = {}
+        self.ended_s: dict[str, float] = {}
 
     def _need(self, task: Task) -> int:
         return max(1, -(-task.turn.prompt_tokens // BLOCK_TOKENS) - self._shared)
@@ -43,28 +42,13 @@ class Embedded(Simulator):
         task = call.owner
         assert isinstance(task, Task)
         context, memory = task.context, self.memory
+        assert call.first_step_s is not None
+        again_s = task.lost_s if task.index else 0.0
+        self.stalls_s.setdefault(context.name, []).append(call.first_step_s - task.arrived_s + again_s)
+        self.ended_s[context.name] = self.now_s()
         grown = max(1, task.blocks - self._shared) - context.seat
         if grown > 0:
             memory.make_room(grown, context)
             memory.used[Tier.DEVICE] += grown
             context.seat += grown
         super()._call_ended(call)
-
-
-class _Watched(Tally):
-    """A tally that keeps each turn's stall: from its arrival to the first step of its own prompt."""
-
-    def __init__(self) -> None:
-        super().__init__(lanes=None)
-        self.stalls_s: dict[str, list[float]] = {}
-        self.ended_s: dict[str, float] = {}
-
-    def answered(self, task: Task, call: Call, costs: Costs, now_s: float) -> None:
-        super().answered(task, call, costs, now_s)
-        assert call.first_step_s is not None
-        stall_s = call.first_step_s - task.arrived_s + (task.lost_s if task.index else 0.0)
-        self.stalls_s.setdefault(task.session.name, []).append(stall_s)
-
-    def ended(self, name: str, started_s: float, now_s: float) -> None:
-        super().ended(name, started_s, now_s)
-        self.ended_s[name] = now_s
