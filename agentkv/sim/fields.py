@@ -87,7 +87,7 @@ def word(record: dict[str, Any], name: str) -> str:
         return ""
     if not isinstance(value, str):
         raise Unusable(f"{name} is not a text")
-    return sys.intern(value.encode("utf-8", "replace").decode("utf-8"))
+    return sys.intern(value if value.isascii() else value.encode("utf-8", "replace").decode("utf-8"))
 
 
 def session_name(record: dict[str, Any], *names: str) -> str:
@@ -113,7 +113,7 @@ def wall_s(value: object) -> float | None:
 
 
 def _first(record: dict[str, Any], names: tuple[str, ...]) -> tuple[str, Any]:
-    for name in names:
-        if record.get(name) is not None:
-            return name, record[name]
-    return names[0], None
+    value = record.get(names[0])
+    if value is not None or len(names) == 1:
+        return names[0], value
+    return _first(record, names[1:]) if any(record.get(name) is not None for name in names[1:]) else (names[0], None)

@@ -129,7 +129,7 @@ def load(
     What cannot be used is skipped and counted in `Trace.skipped`; with `strict` the first such record raises ConfigError
     with its line number. `progress(bytes_read, bytes_in_all)` is called about every 10,000 lines. Raises ConfigError on
     a file that cannot be read, an unknown `format`, and a newer version of our own.
-    Memory: about 0.5 KB for each wait (they are grouped by session); the file itself is never held.
+    Memory: about 0.6 KB for each wait (they are grouped by session); the file itself is never held. `reader.Stream` has a bound.
     """
     from agentkv.sim.reader import read
 
