@@ -1,8 +1,8 @@
-r"""The one thing that is kept of a tool's arguments: the first command word, such as "pytest" or "git".
+r"""What is kept of a tool's arguments: the first command word ("pytest"), a sub-command ("git diff"), and the size.
 
 Covers argument shapes (mapping, argv list, command line, JSON text) and the prefixes that say nothing about the
-duration: `sudo`, `env`, `VAR=1`, `time`, `timeout 30`, `cd somewhere &&`, `bash -c "..."`. Arguments are neither
-stored nor logged.
+duration: `sudo`, `env`, `VAR=1`, `time`, `timeout 30`, `cd somewhere &&`, `bash -c "..."`. A sub-command is kept only
+of programs that are known to have them. Arguments are neither stored nor logged.
 """
 
 from __future__ import annotations
@@ -15,12 +15,21 @@ from typing import Any
 
 MAX_COMMAND_LENGTH = 512
 """Characters of a command line that are looked at."""
+_DEEPEST = 3
+_MOST_PARTS = 64
 _KEYS = ("cmd", "command")
 _WORD = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+-]{0,31}")
 _ASSIGNMENT = re.compile(r"[A-Za-z_]\w*=.*", re.DOTALL)
 _WRAPPERS = {"sudo", "doas", "env", "time", "nohup", "nice", "timeout", "stdbuf", "exec", "command", "xvfb-run"}
 _VALUE_OPTIONS = {"-u", "-g", "-n", "-s", "-k", "-C", "-o", "-e", "-i"}
 _SHELLS = {"bash", "sh", "zsh", "dash"}
+_SUB_COMMAND = re.compile(r"[a-z][a-z0-9-]{0,19}")
+_HAVE_SUB_COMMANDS = {
+    "git", "pip", "pip3", "uv", "poetry", "conda", "npm", "pnpm", "yarn", "npx", "cargo", "go", "docker", "podman",
+    "kubectl", "helm", "terraform", "apt", "apt-get", "brew", "dotnet", "gradle", "mvn", "make", "gh", "systemctl",
+}  # fmt: skip
+_SUB_VALUE_OPTIONS = {"-C", "-c", "-f", "-n"}
+_PYTHONS = re.compile(r"python[0-9.]*(\.exe)?")
 _PREPARATIONS = {"cd", "pushd", "export", "set", "source", ".", "mkdir", "umask"}
 
 
@@ -29,34 +38,62 @@ def command_word(args: Any) -> str:
 
     Never raises: what cannot be read has no command word.
     """
+    return command_words(args).partition(" ")[0]
+
+
+def command_words(args: Any) -> str:
+    """The first command word and, of a program that has them, the sub-command: "git diff", "pip install", "pytest".
+
+    `python -m pytest` counts as "pytest". Never raises: what cannot be read has no command word.
+    """
     try:
-        return _word_of(args)
+        return _words_of(args)
     except Exception:
         return ""
 
 
-def _word_of(args: Any) -> str:
+def size_bytes(args: Any) -> int:
+    """About how many bytes the arguments have, 0 where that cannot be told; looks at no more than a few levels."""
+    try:
+        return _size_of(args, _DEEPEST)
+    except Exception:
+        return 0
+
+
+def _size_of(args: Any, depth: int) -> int:
+    if isinstance(args, str | bytes | bytearray):
+        return len(args)
+    if depth == 0 or args is None:
+        return 0
     if isinstance(args, Mapping):
-        return next((_word_of(args[key]) for key in _KEYS if args.get(key)), "")
+        args = [part for pair in args.items() for part in pair]
+    if isinstance(args, Sequence):
+        return sum(_size_of(part, depth - 1) for part in args[:_MOST_PARTS])
+    return 8
+
+
+def _words_of(args: Any) -> str:
+    if isinstance(args, Mapping):
+        return next((_words_of(args[key]) for key in _KEYS if args.get(key)), "")
     if isinstance(args, str):
         text = args[:MAX_COMMAND_LENGTH].strip()
         if not text.startswith("{"):
-            return _line_word(text)
+            return _line_words(text)
         parsed = json.loads(args)
-        return _word_of(parsed) if isinstance(parsed, Mapping) else ""
+        return _words_of(parsed) if isinstance(parsed, Mapping) else ""
     if isinstance(args, Sequence) and not isinstance(args, bytes | bytearray):
-        return _argv_word([part for part in args if isinstance(part, str)])
+        return _argv_words([part for part in args if isinstance(part, str)])
     return ""
 
 
-def _line_word(line: str) -> str:
-    """The command word of a shell line: preparations such as `cd x &&` are skipped if something follows them."""
-    word = ""
+def _line_words(line: str) -> str:
+    """The command words of a shell line: preparations such as `cd x &&` are skipped if something follows them."""
+    words = ""
     for argv in _commands(line):
-        word = _argv_word(argv)
-        if word and word not in _PREPARATIONS:
-            return word
-    return word
+        words = _argv_words(argv)
+        if words and words not in _PREPARATIONS:
+            return words
+    return words
 
 
 def _commands(line: str) -> list[list[str]]:
@@ -79,7 +116,7 @@ def _commands(line: str) -> list[list[str]]:
     return commands
 
 
-def _argv_word(argv: Sequence[str]) -> str:
+def _argv_words(argv: Sequence[str]) -> str:
     words = [word for word in argv if word]
     while words:
         name = re.split(r"[\\/]", words[0])[-1]
@@ -88,10 +125,20 @@ def _argv_word(argv: Sequence[str]) -> str:
         elif name in _WRAPPERS:
             words = _after_wrapper(name, words[1:])
         elif name in _SHELLS and words[2:] and re.fullmatch(r"-[a-z]*c", words[1]):
-            return _line_word(words[2][:MAX_COMMAND_LENGTH])
+            return _line_words(words[2][:MAX_COMMAND_LENGTH])
         else:
-            return name if _WORD.fullmatch(name) else ""
+            return _with_sub_command(name, words[1:]) if _WORD.fullmatch(name) else ""
     return ""
+
+
+def _with_sub_command(name: str, words: list[str]) -> str:
+    if _PYTHONS.fullmatch(name) and words[1:] and words[0] == "-m" and _WORD.fullmatch(words[1]):
+        return _with_sub_command(words[1], words[2:])
+    if name not in _HAVE_SUB_COMMANDS:
+        return name
+    while words and words[0].startswith("-"):  # `git -C folder log`, `docker --debug ps`
+        words = words[2:] if words[0] in _SUB_VALUE_OPTIONS else words[1:]
+    return f"{name} {words[0]}" if words and _SUB_COMMAND.fullmatch(words[0]) else name
 
 
 def _after_wrapper(name: str, words: list[str]) -> list[str]:

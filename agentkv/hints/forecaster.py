@@ -112,19 +112,6 @@ class Forecaster:
         with self._lock:
             self._tell(Told(name_of(tool), name_of(command), 0, 0, BINS, ended=False), session)
 
-    def replay(self, calls: Iterable[Told]) -> None:
-        """Learn what another forecaster's `take_fresh` gave; the sessions are unknown by then."""
-        with self._lock:
-            for told in calls:
-                self._count(told)
-
-    def take_fresh(self) -> list[Told]:
-        """The calls learnt since this was last asked, for a file that several processes share."""
-        with self._lock:
-            fresh = list(self._fresh)
-            self._fresh.clear()
-        return fresh
-
     def _tell(self, told: Told, session: str) -> None:
         self._fresh.append(told)
         self._count(told)
@@ -221,16 +208,48 @@ class Forecaster:
 
     def merge(self, other: Forecaster) -> None:
         """Add what another forecaster learnt, none of it in common with this one."""
-        with other._lock:
-            theirs = [(key, counts.row()) for key, counts in other._keys.items()]
+        theirs = other._copied()
         with self._lock:
-            for key, row in theirs:
-                self._counts(self._keys, key, MAX_KEYS).add(self._hazards.Counts.from_row(row))
+            for key, counts in theirs:
+                self._counts(self._keys, key, MAX_KEYS).add(counts)
 
     def to_json(self) -> dict[str, Any]:
         """What was learnt, as plain JSON; what is known of single sessions is left out."""
+        return _state(self._copied())
+
+    def drain(self) -> tuple[dict[str, Any], list[Told]]:
+        """`to_json`, and the calls learnt since this was last asked, for a file that several processes share."""
         with self._lock:
-            return {"v": VERSION, "keys": [[list(key), *counts.row()] for key, counts in self._keys.items()]}
+            copied, fresh = self._copied_unlocked(), list(self._fresh)
+            self._fresh.clear()
+        return _state(copied) if fresh else {}, fresh
+
+    def undrain(self, fresh: Iterable[Told]) -> None:
+        """Keep these for the next `drain`: they did not reach the file."""
+        with self._lock:
+            kept = [*fresh, *self._fresh]
+            self._fresh = deque(kept, maxlen=MAX_FRESH)
+
+    def replay(self, calls: Iterable[Told]) -> None:
+        """Learn what another forecaster's `drain` gave; the sessions are unknown by then."""
+        with self._lock:
+            for told in calls:
+                self._count(told)
+
+    def adopt(self, other: Forecaster) -> None:
+        """Go on with what `other` knows (this one's drained calls among it), the sessions, and what came since."""
+        theirs = other._copied()
+        with self._lock:
+            self._keys = OrderedDict(theirs)
+            for told in self._fresh:
+                self._count(told)
+
+    def _copied(self) -> list[tuple[Key, Counts]]:
+        with self._lock:
+            return self._copied_unlocked()
+
+    def _copied_unlocked(self) -> list[tuple[Key, Counts]]:
+        return [(key, counts.copy()) for key, counts in self._keys.items()]
 
     @classmethod
     def from_json(cls, state: Any) -> Self:
@@ -248,6 +267,10 @@ class Forecaster:
                 continue
             forecaster._counts(forecaster._keys, key, MAX_KEYS).add(counts)
         return forecaster
+
+
+def _state(keys: Iterable[tuple[Key, Counts]]) -> dict[str, Any]:
+    return {"v": VERSION, "keys": [[list(key), *counts.row()] for key, counts in keys]}
 
 
 def is_state(state: Any) -> bool:

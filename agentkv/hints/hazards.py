@@ -59,6 +59,12 @@ class Counts:
         self.calls += other.calls
         self.table += other.table
 
+    def copy(self) -> Self:
+        """The same counts, on their own."""
+        copied = type(self)()
+        copied.add(self)
+        return copied
+
     def row(self) -> list[Any]:
         """[calls, at risk, ended] without the empty end, rounded to 5 decimals."""
         reached = int(np.count_nonzero(self.at_risk))

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentkv.hints.features import command_word
+from agentkv.hints.features import command_word, command_words, size_bytes
 
 
 @pytest.mark.parametrize(
@@ -74,3 +74,61 @@ def test_arguments_that_fail_to_be_read_have_no_command_word():
             raise RuntimeError("no")
 
     assert command_word(Broken(cmd="ls")) == ""
+
+
+@pytest.mark.parametrize(
+    ("args", "words"),
+    [
+        ("git diff HEAD~1", "git diff"),
+        ("cd /repo && git -C sub --no-pager log -n 3", "git log"),
+        (["pip", "install", "-e", "."], "pip install"),
+        ("python -m pytest -q", "pytest"),
+        ("python3.12 -m pip install x", "pip install"),
+        ("python script.py", "python"),
+        ("python -m 'my secret'", "python"),
+        ("cat secret.txt", "cat"),
+        ("pytest tests", "pytest"),
+        ("git", "git"),
+        ("git /etc/passwd", "git"),
+        ("git Secret", "git"),
+        ("git " + "x" * 30, "git"),
+        ("make -j4 test", "make test"),
+        ("kubectl -n prod get pods", "kubectl get"),
+        ("docker --debug ps", "docker ps"),
+        ("npm run build", "npm run"),
+        (None, ""),
+    ],
+)
+def test_a_sub_command_is_kept_of_programs_that_have_them(args, words):
+    """`git clone` takes longer than `git diff`; the argument of `cat` is nobody's business."""
+    assert words == command_words(args)
+    assert words.partition(" ")[0] == command_word(args)
+
+
+@pytest.mark.parametrize(
+    ("args", "size"),
+    [
+        ("ls -l", 5),
+        ({"cmd": "ls"}, 5),
+        (["ab", "cde"], 5),
+        ({"path": "a", "text": "x" * 10_000}, 10_009),
+        (b"abc", 3),
+        ({"n": 7}, 9),
+        (None, 0),
+        ([[[["deep"]]]], 0),
+        (["x"] * 1_000_000, 64),
+    ],
+)
+def test_the_size_of_the_arguments_is_about_right_and_cheap(args, size):
+    """Long texts count, endless lists do not cost."""
+    assert size == size_bytes(args)
+
+
+def test_a_hostile_sequence_has_no_size():
+    """It costs nothing but its size."""
+
+    class Broken(list):
+        def __getitem__(self, _):
+            raise RuntimeError("no")
+
+    assert 0 == size_bytes(Broken([1]))

@@ -367,10 +367,29 @@ def test_what_is_fresh_is_told_once_and_replays_to_the_same_state():
     """The way into a file that several processes share."""
     forecaster, copy = learnt(1.0, 2.0, 3.0), Forecaster()
     forecaster.learn("bash", "pytest", 9.0, ToolStatus.CANCELLED)
-    copy.replay(forecaster.take_fresh())
-    assert rows(forecaster) == rows(copy)
-    assert [] == forecaster.take_fresh()
-    assert [] == copy.take_fresh()
+    state, fresh = forecaster.drain()
+    copy.replay(fresh)
+    assert rows(forecaster) == rows(copy) == sorted(state["keys"], key=repr)
+    assert ({}, []) == forecaster.drain() == copy.drain()
+    forecaster.undrain(fresh)
+    assert fresh == forecaster.drain()[1]
+
+
+def test_adopting_keeps_what_was_learnt_meanwhile():
+    """While the file was written two more calls ended here: they come on top of the sum, sessions stay."""
+    mine, summed, expected = Forecaster(), Forecaster(), Forecaster()
+    mine.learn("bash", "ls", 5.0, session="s")
+    _, drained = mine.drain()
+    summed.learn("bash", "pytest", 60.0)
+    summed.replay(drained)
+    mine.learn("bash", "ls", 6.0)
+    mine.adopt(summed)
+    expected.learn("bash", "pytest", 60.0)
+    expected.learn("bash", "ls", 5.0)
+    expected.learn("bash", "ls", 6.0)
+    assert rows(expected) == rows(mine)
+    assert 1 == len(mine.drain()[1])
+    assert 1 == len(mine._session_keys)
 
 
 GOOD = [["tool", "bash"], 2, [2, 1], [1, 1]]
