@@ -66,7 +66,12 @@ def plan(
 
     costs = costs_from_options(model, gpu, gpus=gpus, host=host, disk=disk, link=link, device_memory=device_memory)
     if trace is not None:
-        loaded = load(trace, strict=strict)
+        with Console(stderr=True).status(f"reading {trace.name}") as status:
+            loaded = load(
+                trace,
+                strict=strict,
+                progress=lambda done, size: status.update(f"reading {trace.name}: {done / max(1, size):.0%}"),
+            )
         sample = traced_tasks(loaded)
         source = f"{len(sample)} sessions of {trace.name}: {loaded.skipped.summary()}"
     else:

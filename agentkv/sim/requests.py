@@ -21,10 +21,10 @@ _FEWEST_BLOCKS = 2
 
 
 class Requests:
-    """Remembers the end of each open session: one block id and one count of tokens for each."""
+    """Remembers the end of each session that could still go on: one block id, and so as much memory as there are sessions."""
 
     def __init__(self) -> None:
-        self._ends: dict[int, tuple[str, int]] = {}
+        self._ends: dict[int | str, str] = {}
         self._sessions = 0
 
     def parse(self, record: dict[str, Any], line: int) -> Call:
@@ -53,13 +53,13 @@ class Requests:
             prefix_tokens=prefix,
         )
 
-    def _continued(self, ids: list[int], prompt: int) -> tuple[str, int | None]:
+    def _continued(self, ids: list[int | str], prompt: int) -> tuple[str, int | None]:
         """The session that a request belongs to, and how many tokens of it were there before (None: it is new)."""
         block_tokens = _block_tokens(prompt, len(ids))
         session, prefix = "", None
         for index in range(len(ids) - 1, -1, -1):
             if ids[index] in self._ends:
-                session, _ = self._ends.pop(ids[index])
+                session = self._ends.pop(ids[index])
                 prefix = min(prompt, (index + 1) * block_tokens)
                 break
         if not session:
@@ -67,11 +67,11 @@ class Requests:
             self._sessions += 1
         full = min(len(ids), prompt // block_tokens)
         if full >= _FEWEST_BLOCKS:
-            self._ends[ids[full - 1]] = (session, prompt)
+            self._ends[ids[full - 1]] = session
         return session, prefix
 
 
-def _ids(told: object) -> list[int]:
+def _ids(told: object) -> list[int | str]:
     if told is None:
         return []
     if not isinstance(told, list) or not all(isinstance(each, int | str) for each in told):

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 from datetime import UTC, datetime
+from pathlib import Path
 
 import pytest
 
@@ -172,3 +174,13 @@ def test_a_file_in_no_known_format_is_all_skips(tmp_path):
     """Nothing is guessed."""
     trace = load(lines(tmp_path / "n.jsonl", {"a": 1}, {"b": 2}))
     assert ((), {"no known format": 2}) == (trace.sessions, trace.skipped.reasons)
+
+
+@pytest.mark.skipif("AGENTKV_TRACES" not in os.environ, reason="AGENTKV_TRACES names no folder with recorded traces")
+def test_the_recorded_traces_are_read_whole():
+    """Every record is used, but for those whose duration was not recorded."""
+    folder = Path(os.environ["AGENTKV_TRACES"])
+    waits, calls = load(folder / "weka_claude_code.jsonl"), load(folder / "local_tools.jsonl")
+    assert (48_561, {"dur is missing": 116}) == (waits.skipped.records, waits.skipped.reasons)
+    assert (2823, {}) == (calls.skipped.records, calls.skipped.reasons)
+    assert 2823 == sum(1 for _ in calls.waits())
