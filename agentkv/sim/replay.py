@@ -1,7 +1,7 @@
 """Replay: a recorded run of the embedded engine, simulated with constants from that record, held against what was.
 
-Covers the fit of step times to a record's calls, the workload that the simulator gets, and the comparison of stalls
-and task times. Reading records is `record.py`, the model itself `embedded.py`; what the comparison shows and where it
+Covers the workload that the simulator gets, and the comparison of stalls and task times. Constants are fitted by
+`steptimes.py`. Reading records is `record.py`, the model itself `embedded.py`; what the comparison shows and where it
 differs is docs/validation.md. Stalls and task times are never fitted: only how long prefill and decode took is.
 """
 
@@ -12,28 +12,23 @@ import math
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
-from agentkv.core.rates import Prefill
-from agentkv.errors import ConfigError
 from agentkv.policy import make_policy
 from agentkv.policy.evict import next_use
 from agentkv.policy.rules import Rules
 from agentkv.policy.schedule import program_order
 from agentkv.sim.costs import Costs
 from agentkv.sim.embedded import Embedded
+from agentkv.sim.steptimes import calibrated, gusty, unevenness
 from agentkv.sim.stepwise import Pace, steady
 from agentkv.sim.workload import Session, Turn, Workload
 
 if TYPE_CHECKING:
-    import numpy as np
-
     from agentkv.sim.record import Record, Recorded
 
-CHUNK_TOKENS = 512
-"""Prompt tokens in one step of the embedded engine, unless it is told otherwise."""
-_MEMCPY_BYTES_S = 4e9
-"""For a lane that carried nothing in the whole run."""
+DRAWS = 20
+"""Replays of one record, each on a machine as uneven as the recorded one was."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,10 +76,24 @@ def relative_error(predicted: float, measured: float) -> float:
 
 
 def compare(record: Record, costs: Costs | None = None, *, pace: Pace = steady) -> Comparison:
-    """Replay `record` with `costs` (its own by default) and hold the two sides against each other."""
+    """Replay `record` once with `costs` (its own by default) and hold the two sides against each other."""
     costs = costs or calibrated(record)
-    measured = Side(stalls_s=record.stalls_s, tasks_s=record.tasks_s)
-    return Comparison(measured=measured, predicted=replay(record, costs, pace=pace), costs=costs)
+    return Comparison(measured=measured(record), predicted=replay(record, costs, pace=pace), costs=costs)
+
+
+def measured(record: Record) -> Side:
+    """What was."""
+    return Side(stalls_s=record.stalls_s, tasks_s=record.tasks_s)
+
+
+def drawn(record: Record, costs: Costs, *, pace: Pace = steady, draws: int = DRAWS) -> list[Side]:
+    """`draws` replays on a machine whose speed varies as the recorded one's did: one run is one draw of many.
+
+    With little memory a call that comes a moment earlier or later decides who waits for whom, so the mean stall of a
+    single run is a matter of luck (docs/validation.md); the mean over draws is what the model says.
+    """
+    spread = unevenness(record, costs, pace=pace)
+    return [replay(record, costs, pace=gusty(pace, spread, seed=seed)) for seed in range(draws)]
 
 
 def replay(record: Record, costs: Costs, *, pace: Pace = steady) -> Side:
@@ -150,147 +159,3 @@ def known_tokens(before: Recorded, call: Recorded) -> int:
     grew = before.reuse_tokens == before.prompt_tokens
     known = before.prompt_tokens + before.output_tokens - 1 if grew else before.reuse_tokens
     return min(known, call.prompt_tokens - 1)
-
-
-# -- constants
-
-
-def calibrated(record: Record) -> Costs:
-    """The engine's constants as this record shows them: sizes, lane rates, and the fitted times of its steps."""
-    sizes = record.sizes
-    base_s, per_token_s, linear_s, quadratic_s = step_times(record)
-    rates = {lane: sizes.rates_bytes_s.get(lane) or _MEMCPY_BYTES_S for lane in ("h2d", "d2h", "read", "write")}
-    return Costs(
-        token_bytes=sizes.block_bytes // sizes.block_tokens,
-        prefill=Prefill(linear_s=linear_s, quadratic_s=quadratic_s),
-        decode_base_s=base_s,
-        decode_per_token_s=per_token_s,
-        h2d_bytes_s=rates["h2d"],
-        d2h_bytes_s=rates["d2h"],
-        read_bytes_s=rates["read"] if sizes.disk_blocks else None,
-        write_bytes_s=rates["write"] if sizes.disk_blocks else None,
-        device_bytes=sizes.device_blocks * sizes.block_bytes,
-        host_bytes=sizes.host_blocks * sizes.block_bytes,
-        disk_bytes=sizes.disk_blocks * sizes.block_bytes,
-        token_budget=CHUNK_TOKENS,
-        model=record.model,
-        gpu="as recorded",
-    )
-
-
-def step_times(record: Record) -> tuple[float, float, float, float]:
-    """A step's seconds: base + per_token x (contexts that decode in it) + linear x (prompt tokens) + quadratic x
-    (end^2 - start^2 of the chunk).
-
-    Two equations for each call, one for its prefill and one for its decode, with what others did meanwhile (their
-    windows overlap its own). Least squares over seconds, none of the four negative, then scaled so that all of them
-    together take what was measured. Raises ConfigError if the record says too little.
-    """
-    import numpy as np
-
-    equations = _equations(record)
-    columns, wanted = np.array([one.row for one in equations]), np.array([one.seconds for one in equations])
-    if len(equations) < 4 or not wanted.sum() > 0:  # noqa: PLR2004  four unknowns
-        raise ConfigError(f"{len(equations)} timings are too few to fit what a step costs; record a longer run")
-    found = _non_negative(columns, wanted)
-    scale = wanted.sum() / (columns @ found).sum()
-    base_s, per_token_s, linear_s, quadratic_s = (float(value * scale) for value in found)
-    return base_s, per_token_s, linear_s, quadratic_s
-
-
-class Equation(NamedTuple):
-    """What the steps of one window had to do (`row`, in the order of `step_times`), and how long they took."""
-
-    row: tuple[float, float, float, float]
-    seconds: float
-    from_s: float
-    until_s: float
-
-
-def machine_pace(record: Record, costs: Costs, *, window_s: float = 10.0) -> Pace:
-    """How many times slower than `costs` the machine was, window by window: other programs, and the tools themselves.
-
-    From the same timings as `step_times`: what the calls' prefill and decode took in each window over what they should
-    have taken. Says nothing of stalls.
-    """
-    factors = (costs.decode_base_s, costs.decode_per_token_s, costs.prefill.linear_s, costs.prefill.quadratic_s)
-    equations = _equations(record)
-    count = 1 + int(max(one.until_s for one in equations) // window_s)
-    spent, expected = [0.0] * count, [0.0] * count
-    for one in equations:
-        should_s = sum(factor * value for factor, value in zip(factors, one.row, strict=True))
-        for i in range(int(one.from_s // window_s), int(one.until_s // window_s) + 1):
-            share = _share(one.from_s, one.until_s, i * window_s, (i + 1) * window_s)
-            spent[i] += share * one.seconds
-            expected[i] += share * should_s
-    slower = [took / should if should > 0 and took > 0 else 1.0 for took, should in zip(spent, expected, strict=True)]
-    return lambda time_s: slower[min(int(time_s // window_s), count - 1)]
-
-
-def _equations(record: Record) -> list[Equation]:
-    """Two for each call: its prefill, and its decode."""
-    calls = [call for call in record.calls() if call.output_tokens > 0]
-    made: list[Equation] = []
-    for call in calls:
-        others = [other for other in calls if other is not call]
-        made.append(Equation(_prefill_row(call, others), call.prefill_s + call.recompute_s, *_prefill_window(call)))
-        if call.output_tokens > 1:
-            made.append(Equation(_decode_row(call, others), call.decode_s, *_decode_window(call)))
-    return made
-
-
-def _prefill_row(call: Recorded, others: Sequence[Recorded]) -> tuple[float, float, float, float]:
-    """What the steps of its own prefill had to do: steps, contexts beside it, prompt tokens, squares."""
-    start, end = call.cached_tokens, call.prompt_tokens
-    chunks = max(1, -(-(end - start) // CHUNK_TOKENS))
-    from_s, until_s = _prefill_window(call)
-    beside = sum(_share(from_s, until_s, *_decode_window(other)) * other.prompt_tokens for other in others)
-    return (chunks, chunks * beside, end - start, end * end - start * start)
-
-
-def _decode_row(call: Recorded, others: Sequence[Recorded]) -> tuple[float, float, float, float]:
-    """What the steps of its decode had to do: its own token, those of others, and the chunks of others' prompts."""
-    steps = call.output_tokens - 1
-    from_s, until_s = _decode_window(call)
-    contexts = call.prompt_tokens + steps / 2
-    tokens = squares = 0.0
-    for other in others:
-        contexts += _share(from_s, until_s, *_decode_window(other)) * (other.prompt_tokens + other.output_tokens / 2)
-        part = _share(*_prefill_window(other), from_s, until_s)
-        tokens += part * (other.prompt_tokens - other.cached_tokens)
-        squares += part * (other.prompt_tokens**2 - other.cached_tokens**2)
-    return (steps, steps * contexts, tokens, squares)
-
-
-def _prefill_window(call: Recorded) -> tuple[float, float]:
-    return call.first_token_s - call.prefill_s - call.recompute_s, call.first_token_s
-
-
-def _decode_window(call: Recorded) -> tuple[float, float]:
-    return call.first_token_s, call.ended_s
-
-
-def _share(from_s: float, until_s: float, other_from_s: float, other_until_s: float) -> float:
-    """The part of a window that another one covers."""
-    width_s = until_s - from_s
-    return max(0.0, min(until_s, other_until_s) - max(from_s, other_from_s)) / width_s if width_s > 0 else 0.0
-
-
-def _non_negative(columns: np.ndarray, wanted: np.ndarray) -> np.ndarray:
-    """The x >= 0 with the least |columns x - wanted|: with four columns every set of positive ones can be tried."""
-    import numpy as np
-
-    count = columns.shape[1]
-    best, best_error = np.zeros(count), math.inf
-    for size in range(1, count + 1):
-        for chosen in itertools.combinations(range(count), size):
-            part = columns[:, chosen]
-            norms = np.linalg.norm(part, axis=0)
-            if not norms.all():
-                continue
-            solved, _, rank, _ = np.linalg.lstsq(part / norms, wanted, rcond=None)
-            error = float(np.linalg.norm(part / norms @ solved - wanted))
-            if rank == size and (solved >= 0).all() and error < best_error - 1e-12:
-                best, best_error = np.zeros(count), error
-                best[list(chosen)] = solved / norms
-    return best

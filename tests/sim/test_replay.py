@@ -11,7 +11,7 @@ import pytest
 
 from agentkv.errors import ConfigError
 from agentkv.sim import record as records
-from agentkv.sim import replay
+from agentkv.sim import replay, steptimes
 from agentkv.sim.costs import Costs
 from agentkv.sim.device import Call
 from agentkv.sim.record import Record, Recorded, Sizes
@@ -59,7 +59,7 @@ def alone(
 
 
 def chunked_s(start: int, end: int) -> float:
-    steps = math.ceil((end - start) / replay.CHUNK_TOKENS)
+    steps = math.ceil((end - start) / steptimes.CHUNK_TOKENS)
     return steps * BASE_S + LINEAR_S * (end - start) + QUADRATIC_S * (end * end - start * start)
 
 
@@ -75,7 +75,7 @@ def lone_session() -> Record:
 
 def test_what_a_step_costs_is_found_in_the_calls_of_a_run() -> None:
     """Four constants come back from calls that took what they say."""
-    assert replay.step_times(lone_session()) == pytest.approx(CONSTANTS, rel=0.02)
+    assert steptimes.step_times(lone_session()) == pytest.approx(CONSTANTS, rel=0.02)
 
 
 def test_two_calls_that_decode_together_pay_for_each_others_contexts() -> None:
@@ -86,14 +86,14 @@ def test_two_calls_that_decode_together_pay_for_each_others_contexts() -> None:
     pair = [replace(one, session=name, decode_s=both_s, total_s=one.prefill_s + both_s) for name in ("b", "c")]
     pair = [replace(each, prefill_s=0.0, ttft_s=0.0, total_s=both_s, cached_tokens=800) for each in pair]
     record = replace(lone, sessions=(*lone.sessions, (pair[0],), (pair[1],)))
-    assert replay.step_times(record)[1] == pytest.approx(PER_TOKEN_S, rel=0.1)
+    assert steptimes.step_times(record)[1] == pytest.approx(PER_TOKEN_S, rel=0.1)
 
 
 def test_too_few_calls_are_refused_instead_of_fitted() -> None:
     """One call cannot tell four constants."""
     one = replace(alone("a", 0.0, prompt=100, cached=0, wait_s=None), output_tokens=1)
     with pytest.raises(ConfigError, match="too few to fit"):
-        replay.step_times(replace(lone_session(), sessions=((one,),)))
+        steptimes.step_times(replace(lone_session(), sessions=((one,),)))
 
 
 def test_a_session_alone_is_predicted_without_stalls_and_to_the_second() -> None:
@@ -116,7 +116,7 @@ def two_sessions(device_blocks: int) -> Record:
 
 def test_a_call_waits_until_the_device_has_room_for_its_whole_prompt() -> None:
     """With room for both there is hardly a stall; with room for one the second waits for the first one's end."""
-    costs = replay.calibrated(lone_session())
+    costs = steptimes.calibrated(lone_session())
     wide = replay.replay(two_sessions(400), replace(costs, device_bytes=400 * 16_000))
     narrow = replay.replay(two_sessions(120), replace(costs, device_bytes=120 * 16_000))
     whole_call_s = alone("a", 0.0, prompt=1600, cached=1332).total_s
@@ -131,8 +131,8 @@ def test_a_slow_machine_is_seen_where_it_was_slow() -> None:
     (calls,) = record.sessions
     slow = replace(calls[2], submitted_s=100.0, decode_s=2 * calls[2].decode_s, prefill_s=2 * calls[2].prefill_s)
     slow = replace(slow, ttft_s=slow.prefill_s, total_s=slow.prefill_s + slow.decode_s)
-    costs = replay.calibrated(record)
-    pace = replay.machine_pace(replace(record, sessions=((*calls[:2], slow),)), costs, window_s=50.0)
+    costs = steptimes.calibrated(record)
+    pace = steptimes.machine_pace(replace(record, sessions=((*calls[:2], slow),)), costs, window_s=50.0)
     assert [1.0, 1.0, 2.0] == [pytest.approx(pace(time_s), rel=0.03) for time_s in (0.0, 60.0, 101.0)]
 
 
@@ -147,7 +147,7 @@ def test_an_error_is_relative_to_what_was_measured(predicted: float, measured: f
 def test_a_record_of_an_unknown_policy_is_refused() -> None:
     """A replay under another policy would prove nothing."""
     with pytest.raises(ConfigError, match="unknown"):
-        replay.replay(replace(lone_session(), policy={"name": "magic"}), replay.calibrated(lone_session()))
+        replay.replay(replace(lone_session(), policy={"name": "magic"}), steptimes.calibrated(lone_session()))
 
 
 # -- steps
@@ -155,7 +155,7 @@ def test_a_record_of_an_unknown_policy_is_refused() -> None:
 
 def stepped(*calls: Call) -> list[tuple[str, float]]:
     """(owner, end) of each call on a device whose step costs 1 s + 0.01 s for each prompt token."""
-    costs = replace(replay.calibrated(lone_session()), decode_base_s=1.0, decode_per_token_s=0.0, token_budget=100)
+    costs = replace(steptimes.calibrated(lone_session()), decode_base_s=1.0, decode_per_token_s=0.0, token_budget=100)
     costs = replace(costs, prefill=replace(costs.prefill, linear_s=0.01, quadratic_s=0.0))
     events: list[tuple[float, int, object]] = []
     now = [0.0]
@@ -276,7 +276,7 @@ def test_a_missing_file_is_named() -> None:
 
 def test_costs_of_a_record_have_its_sizes_and_lanes() -> None:
     """Bytes of each tier, rates of each lane; no disk, no disk rates."""
-    costs: Costs = replay.calibrated(lone_session())
+    costs: Costs = steptimes.calibrated(lone_session())
     assert (16_000_000, 16_000_000, 0) == (costs.device_bytes, costs.host_bytes, costs.disk_bytes)
     assert (1e9, 1e9, None) == (costs.h2d_bytes_s, costs.d2h_bytes_s, costs.read_bytes_s)
     assert 1000 == costs.token_bytes
