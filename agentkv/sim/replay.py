@@ -78,12 +78,11 @@ def relative_error(predicted: float, measured: float) -> float:
 def compare(record: Record, costs: Costs | None = None, *, pace: Pace = steady) -> Comparison:
     """Replay `record` once with `costs` (its own by default) and hold the two sides against each other."""
     costs = costs or calibrated(record)
-    return Comparison(measured=measured(record), predicted=replay(record, costs, pace=pace), costs=costs)
-
-
-def measured(record: Record) -> Side:
-    """What was."""
-    return Side(stalls_s=record.stalls_s, tasks_s=record.tasks_s)
+    return Comparison(
+        measured=Side(stalls_s=record.stalls_s, tasks_s=record.tasks_s),
+        predicted=replay(record, costs, pace=pace),
+        costs=costs,
+    )
 
 
 def drawn(record: Record, costs: Costs, *, pace: Pace = steady, draws: int = DRAWS) -> list[Side]:
