@@ -84,11 +84,13 @@ class Carrier:
             elif job.lane == "d2h":
                 after = self._device.writes([block.where[Tier.DEVICE] for block in keep])  # R1
                 pairs = [(block.where[Tier.DEVICE], block.coming[Tier.HOST]) for block in keep]
+            elif job.lane == "read":
+                images = [self._image(block, block.where[Tier.DISK], block.coming[Tier.HOST]) for block in keep]
         if job.lane == "h2d":
             return self._copy(job, "h2d", pairs, after)
         if job.lane == "d2h":
             return self._copy(job, "d2h", pairs, after)
-        return self._read(job) if job.lane == "read" else self._write(job)
+        return self._read(job, images) if job.lane == "read" else self._write(job)
 
     def end(self, job: Job) -> None:
         """Commit a job (see mover.Work)."""
@@ -132,9 +134,8 @@ class Carrier:
                     self._transfers.issued(job.blocks, event)
         return event
 
-    def _read(self, job: Job) -> Event:
+    def _read(self, job: Job, images: list[SlotImage]) -> Event:
         assert self._slab is not None
-        images = [self._image(block, block.where[Tier.DISK], block.coming[Tier.HOST]) for block in job.blocks]
         good = self._slab.read(images, verify=self._verify)
         job.failed = {id(block) for block, ok in zip(job.blocks, good, strict=True) if not ok}
         return DONE
@@ -150,6 +151,7 @@ class Carrier:
             if job.abandoned:
                 job.stuck += slots
                 return DONE
+            job.due_s = self._now_s() + self._io_deadline_s  # making a new file may have taken long
             job.failed = {id(block) for block in job.blocks[len(slots) :]}
             written = job.blocks[: len(slots)]
             images = [
@@ -158,7 +160,7 @@ class Carrier:
             for block, slot in zip(written, slots, strict=True):
                 block.coming[Tier.DISK] = slot
         try:
-            self._slab.write(images)
+            self._slab.write(images, still=lambda: not job.abandoned)
         except OSError:
             job.failed = {id(block) for block in job.blocks}
         return DONE
@@ -176,12 +178,18 @@ class Carrier:
         now_s = self._now_s()
         late = [job for job in self._on_disk if now_s > job.due_s and not job.abandoned]
         if not late:
+            if self._transfers.stalled is not None:
+                self._withdraw()
             return
         reason = f"the disk has not answered for {self._io_deadline_s:g} s"
         warn_once("kv_disk_stalled", reason=reason, path=str(self._slab.path) if self._slab else "")
         self._transfers.stall(reason)
         for job in late:
             self._abandon(job)
+        self._withdraw()
+
+    def _withdraw(self) -> None:
+        """What stands in line for the disk goes home."""
         for name in ("read", "write"):
             for job in self.lanes[name].withdraw():
                 for block in job.blocks:

@@ -8,7 +8,6 @@ book. All but `join` and `leave` are called with the lock held.
 
 from __future__ import annotations
 
-import threading
 from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -17,6 +16,7 @@ from agentkv.core.residency import Tier
 from agentkv.errors import ConfigError
 from agentkv.kv.book import NOWHERE, Block, Book
 from agentkv.kv.geometry import Geometry
+from agentkv.kv.guard import OwnLock
 from agentkv.kv.host import HostArena
 from agentkv.kv.index import BlockKey
 from agentkv.kv.slab import Slab
@@ -32,7 +32,7 @@ class Family:
     """`host` and `slab` (None: no such tier) belong to it: the last member to leave closes them."""
 
     def __init__(self, *, host: HostArena | None, slab: Slab | None) -> None:
-        self.lock = threading.Lock()
+        self.lock = OwnLock()
         self.host = host
         self.slab = slab
         self.members: list[Transfers] = []

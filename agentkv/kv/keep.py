@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import json
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from queue import SimpleQueue
 from typing import Any
 
 from agentkv.core.residency import Action, Move, Tier
@@ -20,6 +22,7 @@ from agentkv.log import failed, warn_once
 
 Describe = Callable[[str], Mapping[str, Any] | None]
 """What an engine wants to know of a session when it comes back; plain JSON values."""
+Deed = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,15 +36,32 @@ class Revived:
 
 
 class Keep:
-    """The notes of one slab. `wall_s` gives unix time."""
+    """The notes of one slab. `wall_s` gives unix time; `stalled` says that the disk does not answer.
 
-    def __init__(self, book: Book, slab: Slab | None, *, block_bytes: int, wall_s: Callable[[], float]) -> None:
+    Notes are written by a thread of their own, in the order in which they were asked for: whoever asks may hold up
+    others, and the disk may hang.
+    """
+
+    def __init__(
+        self,
+        book: Book,
+        slab: Slab | None,
+        *,
+        block_bytes: int,
+        stalled: Callable[[], bool],
+        wall_s: Callable[[], float] = time.time,
+    ) -> None:
         self.describe: Describe = lambda _session: None
-        self._lock = threading.Lock()  # a note is never written after its session was forgotten
         self._book = book
         self._slab = slab
         self._block_bytes = block_bytes
         self._wall_s = wall_s
+        self._stalled = stalled
+        self._asked: SimpleQueue[tuple[Deed, str] | None] = SimpleQueue()
+        self._undone = 0
+        self._done = threading.Condition()
+        self._thread: threading.Thread | None = None
+        self._closed = False
 
     @property
     def lasting(self) -> bool:
@@ -100,19 +120,59 @@ class Keep:
         return Revived(session=session, task=task, tokens=tokens, memo=memo)
 
     def note(self, session: str) -> None:
-        """Write down what the session consists of now. Never raises; not for a thread that holds a lock."""
-        if not self.lasting:
-            return
-        assert self._slab is not None
-        try:
-            with self._lock:
-                self._write(session, self._slab)
-        except Exception as error:
-            warn_once("kv_note_not_kept", session=session, reason=repr(error))
+        """Have written down what the session consists of now. Never raises, never waits."""
+        if self.lasting and not self._stalled():
+            self._ask(self._note, session)
 
-    def _write(self, session: str, slab: Slab) -> None:
-        holding = self._book.holdings.get(session)
-        if holding is None:
+    def forget(self, session: str) -> None:
+        """The session is over, for good. Never raises, never waits."""
+        if self._slab is not None and self._slab.has_store:  # lasting or not: the journal may be off for a moment
+            self._ask(self._forget, session)
+
+    def _ask(self, deed: Deed, session: str) -> None:
+        with self._done:
+            if self._closed:
+                return
+            self._undone += 1
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name="agentkv-keep", daemon=True)
+                self._thread.start()
+            self._asked.put((deed, session))
+
+    def _run(self) -> None:
+        while (asked := self._asked.get()) is not None:
+            deed, session = asked
+            try:
+                deed(session)
+            except Exception as error:
+                warn_once("kv_note_not_kept", session=session, reason=repr(error))
+            with self._done:
+                self._undone -= 1
+                self._done.notify_all()
+
+    def flush(self, timeout_s: float) -> bool:
+        """Wait until all that was asked for is done. False if it was not in time."""
+        with self._done:
+            return self._done.wait_for(lambda: self._undone == 0, timeout_s)
+
+    def close(self, timeout_s: float) -> bool:
+        """Do what was asked for, stop the thread. False if it hangs in the disk."""
+        with self._done:
+            self._closed = True
+            thread = self._thread
+        if thread is None:
+            return True
+        self._asked.put(None)
+        thread.join(timeout_s)
+        return not thread.is_alive()
+
+    def _forget(self, session: str) -> None:
+        assert self._slab is not None
+        self._slab.forget_note(session)
+
+    def _note(self, session: str) -> None:
+        slab, holding = self._slab, self._book.holdings.get(session)
+        if slab is None or holding is None:
             return
         keys = [block.key.hex() for block in list(holding.chain)]
         memo = dict(self.describe(session) or {})
@@ -129,7 +189,9 @@ class Keep:
         if not slab.note(session, json.dumps(note, ensure_ascii=True).encode()):
             warn_once("kv_note_not_kept", session=session, reason=slab.not_lasting or "the notes are full")
 
-    def save(self, sessions: Sequence[str], apply: Callable[[Move], bool], quiesce: Callable[[], None]) -> bool:
+    def save(
+        self, sessions: Sequence[str], apply: Callable[[Move], bool], quiesce: Callable[[], None], timeout_s: float
+    ) -> bool:
         """Write these sessions to disk, with their notes. False if not all was written in time."""
         for session in sessions:
             move = Move(session=session, action=Action.WRITE, to=Tier.DISK, reason="it is kept for later")
@@ -140,14 +202,4 @@ class Keep:
         except TimeoutError as error:
             failed("kv_not_all_saved", error=str(error))
             return False
-        return True
-
-    def forget(self, session: str) -> None:
-        """The session is over, for good. Never raises; not for a thread that holds a lock."""
-        if self._slab is None:  # not only while it lasts: the journal may be off for a moment
-            return
-        try:
-            with self._lock:
-                self._slab.forget_note(session)
-        except Exception as error:
-            failed("kv_note_not_forgotten", session=session, reason=repr(error))
+        return self.flush(timeout_s)

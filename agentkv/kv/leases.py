@@ -114,6 +114,8 @@ class Leases:
     def reopen(self, block: int) -> bool:
         """See `Tiers.reopen`. True if `block` itself is private now; False if it must be copied."""
         owner = self._device.owner[block]
+        if block in self._transfers.dead:
+            return False
         if owner is None or owner.pins == 0:
             raise ValueError(f"device block {block} is not leased, so it cannot be written to")
         if owner.pins > 1 or owner.users[Tier.DEVICE] or not owner.has(Tier.DEVICE) or owner.up is not None:

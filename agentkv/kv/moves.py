@@ -41,7 +41,7 @@ class Moves:
         self._locked = locked
         self._now_s = now_s
         self._template_window_s = template_window_s
-        self._templates: deque[Block] = deque()
+        self._templates: deque[tuple[float, Block]] = deque()
 
     def carry_out(self, move: Move, deliver: Callable[[Receipt], None]) -> bool:
         """Queue the move's plan: True. Else there is nothing to do, and the receipt comes with the lock's release."""
@@ -85,8 +85,14 @@ class Moves:
             with self._locked():
                 if consignment not in self._transfers.plans:  # closed meanwhile
                     return False
-                for _ in steps:
-                    return True
+                try:
+                    for _ in steps:
+                        return True
+                except BaseException:
+                    self._transfers.plans.discard(consignment)
+                    if (call := consignment.call_off()) is not None:
+                        self._transfers.calls.append(call)
+                    raise
                 self._transfers.plans.discard(consignment)
                 if (call := consignment.sealed()) is not None:
                     self._transfers.calls.append(call)
@@ -117,6 +123,7 @@ class Moves:
         for at in range(0, len(wanted), _SLICE_BLOCKS):
             if at:
                 yield
+            disk = self._transfers.stalled is None
             part = [
                 one
                 for one in wanted[at : at + _SLICE_BLOCKS]
@@ -155,27 +162,24 @@ class Moves:
         for block in reversed(alone):
             if block in template and self._template_window_s > 0:
                 block.kept_until_s = until_s
-                self._templates.append(block)
+                self._templates.append((until_s, block))
             else:
                 self._transfers.forget(block)
         return len(alone)
 
     def expire(self) -> None:
         """Forget the templates whose window is over."""
-        while self._templates:
-            first = self._templates[0]
-            if first.kept_until_s is not None and first.kept_until_s > self._now_s():
-                return
-            self._templates.popleft()
-            gone = self._book.blocks.get(first.key) is not first  # evicted meanwhile; a new block may have its key
-            if first.kept_until_s is not None and not first.holders and not gone:
-                first.kept_until_s = None
-                self._transfers.forget(first)
+        while self._templates and self._templates[0][0] <= self._now_s():
+            until_s, block = self._templates.popleft()
+            gone = self._book.blocks.get(block.key) is not block  # evicted meanwhile; a new block may have its key
+            if block.kept_until_s == until_s and not gone:  # else it was taken over, or kept again for longer
+                block.kept_until_s = None
+                self._transfers.forget(block)
 
     @property
     def template_blocks(self) -> int:
         """Blocks of ended tasks that are kept for the next one."""
-        return sum(block.kept_until_s is not None and block.resident for block in set(self._templates))
+        return sum(block.kept_until_s == until_s and block.resident for until_s, block in self._templates)
 
     def failure(self, move: Move, detail: str) -> Receipt:
         """The receipt of a move that could not be carried out."""
@@ -196,7 +200,7 @@ class Moves:
 
 def _lacks(block: Block, tier: Tier) -> bool:
     """No copy in `tier`, and one above it from which it can be made."""
-    return block.where[tier] == NOWHERE and max(block.where[:tier], default=NOWHERE) != NOWHERE
+    return block.up is None and block.where[tier] == NOWHERE and max(block.where[:tier], default=NOWHERE) != NOWHERE
 
 
 def _is_below(block: Block, tier: Tier, *, disk: bool) -> bool:

@@ -92,7 +92,7 @@ class Room:
             for block in self._book.victims(Tier.HOST, self._now_s(), below=below):
                 if done == n:
                     return done
-                swap = for_device_room and tier == Tier.DEVICE and block.pins == 0
+                swap = for_device_room and tier == Tier.DEVICE and block.evictable(Tier.DEVICE)
                 if block.evictable(Tier.HOST) and block.has(tier) and not swap:
                     done += self._transfers.evict(block, Tier.HOST)
         return done

@@ -13,7 +13,7 @@ import os
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
@@ -122,6 +122,11 @@ class Slab:
         return not self.not_lasting
 
     @property
+    def has_store(self) -> bool:
+        """True if there is a journal, whether it can be written at the moment or not."""
+        return self._journal is not None
+
+    @property
     def not_lasting(self) -> str:
         """Why nothing outlives this process; "" if it does."""
         return self._not_lasting or (self._journal.off or "" if self._journal is not None else "")
@@ -192,20 +197,22 @@ class Slab:
                     self._journal.free((self._segments.place(slot),))
                 self._free.give((slot,))
 
-    def write(self, images: Sequence[SlotImage]) -> None:
+    def write(self, images: Sequence[SlotImage], *, still: Callable[[], bool] = lambda: True) -> None:
         """Write `images` to their reserved slots. On OSError none of them counts as written and the slab is off for
         a while; the caller frees the slots.
         """
         self._refuse_strangers()
+        if not images:
+            return
         with self._lock:
             self._writes += 1
         try:
-            self._write(images)
+            self._write(images, still)
         finally:
             with self._lock:
                 self._writes -= 1
 
-    def _write(self, images: Sequence[SlotImage]) -> None:
+    def _write(self, images: Sequence[SlotImage], still: Callable[[], bool]) -> None:
         if self._journal is not None:
             self._journal.settle()
         hashed = self._checksums.start(images)
@@ -220,6 +227,8 @@ class Slab:
         finally:
             sums = hashed()  # even after a failure: nobody reads `images` once we are gone
         self._breaker.worked()
+        if not still():
+            return
         self._sums.update((image.slot, checksum) for image, checksum in zip(images, sums, strict=True))
         if self._journal is not None:
             place = self._segments.place

@@ -41,6 +41,8 @@ from agentkv.log import failed, warn_once
 
 PREFILL_TOKENS_S = 300.0
 """Until the engine has measured its own."""
+_LAST_NOTES_S = 2.0
+"""How long `close` waits for notes that are being written."""
 
 
 class Tiers:
@@ -116,7 +118,12 @@ class Tiers:
         )
         self._guard.turn, self._guard.idle = self._turn, lambda: self._transfers.idle
         family.join(self._transfers)
-        self._keep = Keep(self._book, self._slab, block_bytes=geometry.block_bytes, wall_s=time.time)
+        self._keep = Keep(
+            self._book,
+            self._slab,
+            block_bytes=geometry.block_bytes,
+            stalled=lambda: self._transfers.stalled is not None,
+        )
         self.revived: list[Revived] = self._keep.revive(now_s()) if len(family.members) == 1 else []
         """Sessions of an earlier process, longest unused first."""
 
@@ -133,7 +140,8 @@ class Tiers:
     def _turn(self) -> list[Callable[[], None]]:
         """Ends each locked section; returns what is to be called after it."""
         self._carrier.expire()
-        self._moves.expire()
+        if not self._closed:
+            self._moves.expire()
         self._transfers.advance()
         calls, self._transfers.calls = self._transfers.calls, []
         return calls
@@ -230,12 +238,8 @@ class Tiers:
             holding = self._book.holdings.get(session)
             if holding is None:
                 return None
-            return facts(
-                holding,
-                self._transfers,
-                recompute_s=self._recompute_s(holding.tokens),
-                pressed=self._pressed,
-            )
+            recompute_s = self._recompute_s(holding.tokens)
+            return facts(holding, self._transfers, recompute_s=recompute_s, pressed=self._pressed)
 
     def apply(self, move: Move, on_receipt: Callable[[Receipt], None] | None = None) -> bool:
         """Carry out `move`, now. True if it was handed to a mover's thread, from which the receipt will come; else the
@@ -259,7 +263,8 @@ class Tiers:
                 return self._moves.carry_out(move, deliver)
         except Exception as error:
             failed("kv_move_failed", session=move.session, action=move.action.value, error=repr(error))
-            deliver(self._moves.failure(move, repr(error)))
+            receipt = self._moves.failure(move, repr(error))
+            self._guard.call(lambda: deliver(receipt))
             return False
 
     def drop(self, session: str) -> None:
@@ -267,6 +272,8 @@ class Tiers:
         uses, until it releases them.
         """
         with self._locked():
+            if self._closed:
+                return
             self._moves.forget(session)
             self._guard.room_changed = True
         self._keep.forget(session)
@@ -274,6 +281,8 @@ class Tiers:
     def drop_task(self, task: str) -> None:
         """`drop` each of the task's sessions; their templates stay for a short window, if nobody needs the room."""
         with self._locked():
+            if self._closed:
+                return
             sessions = [one.session for one in self._book.holdings.values() if one.task == task]
             for session in sessions:
                 self._moves.forget(session, keep_template=True)
@@ -293,12 +302,12 @@ class Tiers:
             return False
         with self._lock:
             sessions = [one.session for one in sorted(self._book.holdings.values(), key=lambda one: -one.used_s)]
-        return self._keep.save(sessions, self.apply, lambda: self.quiesce(timeout_s))
+        return self._keep.save(sessions, self.apply, lambda: self.quiesce(timeout_s), timeout_s)
 
     def vacate(self, session: str, tier: Tier) -> int:
         """Give up the session's unused copies in `tier` that are elsewhere too, pressed or not; returns how many."""
         with self._locked():
-            holding = self._book.holdings.get(session)
+            holding = None if self._closed else self._book.holdings.get(session)
             found = [] if holding is None else [b for b in reversed(holding.chain) if b.has(tier) and b.evictable(tier)]
             spare = [b for b in found if any(b.has(other) for other in Tier if other != tier)]
             for block in spare:
@@ -359,8 +368,8 @@ class Tiers:
                 raise TimeoutError(f"{len(self._transfers.under_way)} blocks still move after {timeout_s} s")
 
     def close(self) -> None:
-        """End what moves, free host memory and disk. Idempotent; the pool tensor lives as long as somebody uses it.
-        Tickets and receipts that are still out end as failed; leases and moves are refused from now on.
+        """End what moves, free what is ours. Idempotent. Tickets and receipts that are out end as failed; leases and
+        moves are refused from now on.
         """
         with self._lock:
             if self._closed:
@@ -370,6 +379,7 @@ class Tiers:
         with self._locked():
             self._transfers.abandon()
         self.streams.close()
+        ended = self._keep.close(_LAST_NOTES_S) and ended
         if not ended:  # a thread hangs in the kernel and may still touch memory and files: leave it both
             warn_once("kv_left_to_a_hung_disk", reason=self._transfers.stalled)
         self._family.leave(self._transfers, hung=not ended)

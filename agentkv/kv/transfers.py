@@ -291,6 +291,7 @@ class Transfers:
             block.fetched = block.pins == 0
             self.counts["prefetched"] += block.fetched
         if target == Tier.DISK and tier == Tier.HOST and self.stalled is not None:
+            self._tell(block, upwards=False, reached=tier, ended=False)
             self._fail(block, up=False, at=Tier.DISK)
             return
         if target != tier and target is not None:

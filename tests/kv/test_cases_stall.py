@@ -22,9 +22,9 @@ class DeadDisk(Slab):
         super().__init__(directory, 64 * GEOMETRY.slot_bytes, GEOMETRY.block_bytes)
         self.go = threading.Event()
 
-    def write(self, images):
+    def write(self, images, **options):
         assert self.go.wait(60)
-        super().write(images)
+        super().write(images, **options)
 
 
 @pytest.mark.timeout(60)

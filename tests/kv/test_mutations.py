@@ -18,7 +18,7 @@ import pytest
 import torch
 
 from agentkv.core.residency import Action, Tier
-from agentkv.kv import family as guard_module
+from agentkv.kv import family as family_module
 from agentkv.kv.device import DevicePool
 from agentkv.kv.geometry import Geometry
 from agentkv.kv.room import Room
@@ -428,8 +428,5 @@ def test_r8_without_the_lock_two_threads_get_one_block(rig_class, monkeypatch):
         return rig_class(device=12, host=0, streams=CpuStreams())
 
     assert [] == quarrel(make_rig)
-    monkeypatch.setattr(
-        guard_module, "threading",
-        SimpleNamespace(Lock=NoLock, RLock=NoLock, Condition=threading.Condition, Thread=threading.Thread, Event=threading.Event),
-    )  # fmt: skip
+    monkeypatch.setattr(family_module, "OwnLock", NoLock)
     assert any(quarrel(make_rig, 20_000) for _ in range(5))

@@ -35,9 +35,9 @@ class HangingSlab(Slab):
         self._wait("read")
         return super().read(images, verify=verify)
 
-    def write(self, images):
+    def write(self, images, **options):
         self._wait("write")
-        super().write(images)
+        super().write(images, **options)
 
 
 @pytest.fixture

@@ -19,11 +19,11 @@ class FailingDisk(Slab):
     fail_writes = False
     fail_reads = False
 
-    def write(self, images):
+    def write(self, images, **options):
         if self.fail_writes:
             for segment in self._segments:
                 segment.transfer = _fails
-        super().write(images)
+        super().write(images, **options)
 
     def read(self, images, *, verify=True):
         if self.fail_reads:

@@ -58,14 +58,14 @@ def memo_of(session: Session, model: str) -> dict[str, Any]:
         "prompt_chars": transcript.prompt_chars,
         "computed_tokens": session.computed_tokens,
         "template_tokens": session.template_tokens,
-        "branches": list(session.branches),
+        "branches": list(session.branches.copy()),
         "raw_by_call": {
             call_id: {
                 "raw": written.raw,
                 "content": written.content,
                 "calls": [[call.id, call.name, call.arguments] for call in written.calls],
             }
-            for call_id, written in session.raw_by_call.items()
+            for call_id, written in session.raw_by_call.copy().items()
         },
     }
 

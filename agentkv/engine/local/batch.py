@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
+from typing import TypeVar
 
 from agentkv.clock import Clock
 from agentkv.engine.local.runner import Span
@@ -21,6 +22,7 @@ from agentkv.kv.streams import Event
 from agentkv.kv.ticket import Ticket
 from agentkv.kv.tiers import Tiers
 
+_Token = TypeVar("_Token")
 PATIENCE_S = 0.05
 """How long a starving sequence waits for writes under way before the youngest is sent back."""
 
@@ -84,8 +86,8 @@ class Batch:
         """A load failed: from that block on everything is computed again."""
         sequence.trusted_blocks = failed_from
         sequence.cached_tokens = min(sequence.cached_tokens or 0, failed_from * BLOCK_TOKENS)
-        self._give_up(sequence)
         self.waiting.append(sequence)
+        self._give_up(sequence)
 
     def confirm(self, turns: Seq[Turn]) -> list[Turn]:
         """After the step: the turns whose loads have all ended well. Others, which computed on nonsense, start again."""
@@ -157,12 +159,13 @@ class Batch:
 
     def _start(self, sequence: Sequence, ticket: Ticket) -> None:
         """Every load of the sequence is on its stream: it computes behind them (R7)."""
+        self.running.append(sequence)
         for event in ticket.events:
             self._tiers.streams.compute_wait(event)
         if sequence.spare is not None:
-            place, spare, sequence.spare = sequence.committed, sequence.spare, None
-            sequence.blocks[place] = self._tiers.reopen(sequence.session.key, sequence.blocks[place], spare)
-        self.running.append(sequence)
+            place = sequence.committed
+            sequence.blocks[place] = self._tiers.reopen(sequence.session.key, sequence.blocks[place], sequence.spare)
+            sequence.spare = None
 
     # -- a step
 
@@ -259,10 +262,14 @@ class Batch:
 
     def leave(self, sequence: Sequence) -> None:
         """The call has ended, well or not: it has no blocks any more and is in no list."""
+        self.strike(sequence)
+        self._give_up(sequence)
+
+    def strike(self, sequence: Sequence) -> None:
+        """Nobody computes the call any more, whatever becomes of its blocks."""
         for members in (self.waiting, self.loading, self.running):
             if sequence in members:
                 members.remove(sequence)
-        self._give_up(sequence)
 
     def keep_tail(self, sequence: Sequence) -> None:
         """The sequence stops here for a while: its last block can be found again, though it is partial."""
@@ -272,6 +279,9 @@ class Batch:
             return
         if sequence.spare is not None:  # still the leased one
             sequence.tail = key
+            return
+        ticket = sequence.ticket
+        if ticket is not None and not (ticket.done and ticket.failed_from is None):
             return
         parent = sequence.keys[full - 1] if full else None
         written = self._tiers.streams.record()
@@ -303,3 +313,10 @@ class Batch:
         sequence.computed = sequence.committed = 0
         if blocks:
             self._tiers.release(sequence.session.key, blocks, used=self._tiers.streams.record())
+
+
+def tokens_of(good: Seq[Turn], turns: Seq[Turn], tokens: Seq[_Token]) -> list[_Token]:
+    """The tokens of the `good` ones among `turns`."""
+    left = iter(tokens)
+    chosen = {id(turn): next(left) for turn in turns if turn.span.sample}
+    return [chosen[id(turn)] for turn in good if turn.span.sample]

@@ -20,7 +20,7 @@ from agentkv.core.residency import Move, Receipt, Residency
 from agentkv.core.task import Caller
 from agentkv.engine.base import Chunk, Generation, Request, Stream
 from agentkv.engine.local.archive import disk_tier, revive
-from agentkv.engine.local.batch import Batch, Turn
+from agentkv.engine.local.batch import Batch, Turn, tokens_of
 from agentkv.engine.local.chat import Written
 from agentkv.engine.local.gauge import PrefillMeter
 from agentkv.engine.local.intake import Intake
@@ -130,7 +130,7 @@ class LocalEngine:
         self._refuse_in_a_child()
         if self._closing:
             raise Closed("this engine is closed")
-        sequence = self._intake.sequence(request, on_cancel=self._wake.set, forget=self.tiers.drop)
+        sequence = self._intake.sequence(request, on_cancel=self._wake.set, forget=self._forget)
         with self._lock:
             if self._closing:
                 raise Closed("this engine is closed")
@@ -146,6 +146,7 @@ class LocalEngine:
             )
 
     def count_tokens(self, request: Request) -> int:
+        self._refuse_in_a_child()
         return self._intake.count_tokens(request)
 
     def stats(self) -> Mapping[str, Any]:
@@ -165,6 +166,7 @@ class LocalEngine:
         }
 
     def last_session(self, caller: Caller) -> str | None:
+        self._refuse_in_a_child()
         return self._sessions.last_session(caller)
 
     def residency(self, session: str) -> Residency | None:
@@ -183,8 +185,14 @@ class LocalEngine:
         self.tiers.expect(session, at_s)
 
     def finish_task(self, task: str) -> None:
-        self._sessions.finish(task)
+        self._refuse_in_a_child()
+        for session in self._sessions.finish(task):
+            self._restores.forget(session)
         self.tiers.drop_task(task)
+
+    def _forget(self, session: str) -> None:
+        self._restores.forget(session)
+        self.tiers.drop(session)
 
     def close(self) -> None:
         if os.getpid() != self._pid:  # the parent's to close: threads, files and pinned memory are its own
@@ -271,7 +279,7 @@ class LocalEngine:
             raise result
         good = self._batch.confirm(turns)
         if len(good) < len(turns):
-            result = _of(good, turns, result)
+            result = tokens_of(good, turns, result)
             self._turns = good
         self._batch.commit(good, written)
         self._counts["steps"] += 1
@@ -372,26 +380,20 @@ class LocalEngine:
         self._batch.leave(sequence)
         self._sessions.leave(session)
         if session.dropped:  # its task was finished meanwhile
-            self.tiers.drop(session.key)
-            self._restores.forget(session.key)
+            self._forget(session.key)
 
     def _step_failed(self, error: Exception) -> None:
         """A step that raised ends the calls that took part in it; if it had no plan yet, all of them."""
-        sequences = [turn.sequence for turn in self._turns] or self._batch.everyone()
+        alive = self._batch.everyone()
+        sequences = [turn.sequence for turn in self._turns if turn.sequence in alive] if self._turns else alive
         failed("engine_step_failed", error=repr(error), calls=len(sequences))
         for sequence in sequences:
             try:
                 self._settle(sequence)
             except Exception as second:
                 failed("engine_call_not_settled", error=repr(second))
+                self._batch.strike(sequence)  # a call that cannot be settled must not fail every step from now on
             sequence.stream.fail(ModelError(f"the model failed while computing: {error!r}"))
-
-
-def _of(good: list[Turn], turns: list[Turn], tokens: list[int | ModelError]) -> list[int | ModelError]:
-    """The tokens of the `good` ones among `turns`."""
-    left = iter(tokens)
-    chosen = {id(turn): next(left) for turn in turns if turn.span.sample}
-    return [chosen[id(turn)] for turn in good if turn.span.sample]
 
 
 _COUNTED = ("steps", "completed", "cancelled", "prefill_tokens", "output_tokens")

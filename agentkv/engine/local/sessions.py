@@ -184,10 +184,10 @@ class Sessions:
             task = self._tasks.get(caller.task)
             return None if task is None else task.last.get(caller.branch)
 
-    def finish(self, task: str) -> None:
-        """Forget the task."""
+    def finish(self, task: str) -> list[str]:
+        """Forget the task; the keys of its sessions."""
         with self._lock:
-            self._forget_task(task)
+            return self._forget_task(task)
 
     def _forget_task(self, name: str) -> list[str]:
         task = self._tasks.pop(name, None)

@@ -108,8 +108,10 @@ def test_a_finished_task_leaves_nothing(lasting, ask):
     session = engine.last_session(ask("", task="t").caller)
     engine.apply(Move(session=session, action=Action.WRITE, to=Tier.DISK, reason="test"))
     engine.tiers.quiesce(10)
+    assert engine.tiers._keep.flush(10)
     assert 1 == engine.stats()["kv"]["disk"]["notes"]
     engine.finish_task("t")
+    assert engine.tiers._keep.flush(10)
     assert 0 == engine.stats()["kv"]["disk"]["notes"]
     engine.close()
     engine = lasting()
@@ -167,7 +169,7 @@ def test_closing_over_a_disk_that_hangs_waits_for_one_deadline_only(lasting, ask
     engine = lasting()
     engine.submit(ask(_prompt(0, 200), 4, task="t")).result(60)
     go = threading.Event()
-    monkeypatch.setattr(engine.tiers._slab, "write", lambda _images: go.wait(60))
+    monkeypatch.setattr(engine.tiers._slab, "write", lambda _images, **_options: go.wait(60))
     engine.tiers._carrier._io_deadline_s = 0.3
     began_s = time.monotonic()
     engine.close()
