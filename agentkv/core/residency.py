@@ -42,6 +42,7 @@ class Residency:
     A block may be in several tiers (copies are inclusive): the three counts overlap. `missing_blocks` are in none.
     `unwritten_blocks` are on the device only. `restore_host_s` / `restore_disk_s` / `recompute_s` are for the
     whole context. `pressed`: somebody waits for device memory. `background`: a side branch nobody waits for.
+    `free_blocks`, `host_free_blocks`: room on device and host that nobody has (None: unknown); `queued` calls wait for `demand_blocks` more than there are.
     """
 
     session: str
@@ -60,6 +61,10 @@ class Residency:
     has_disk: bool = False
     pressed: bool = False
     background: bool = False
+    free_blocks: int | None = None
+    host_free_blocks: int | None = None
+    queued: int = 0
+    demand_blocks: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
