@@ -55,8 +55,8 @@ class Forecaster:
         from agentkv.hints import hazards  # it brings numpy, which `import agentkv` must not pay
 
         self._hazards = hazards
-        self._kappa = kappa
-        self._session_kappa = session_kappa
+        self._kappa = hazards.as_hazards([kappa] * BINS)
+        self._session_kappa = hazards.as_hazards([session_kappa] * BINS)
         self._keep, self._broad_keep, self._session_keep = (
             (KEEP, BROAD_KEEP, SESSION_KEEP) if forgets else (1.0, 1.0, 1.0)
         )
@@ -182,7 +182,7 @@ class Forecaster:
             curve=Curve(survival=tuple(survival.tolist()), end_s=end_s),
         )
 
-    def _seen(self, chain: Chain, session_key: Key) -> tuple[int, bool, list[tuple[Counts, float]]]:
+    def _seen(self, chain: Chain, session_key: Key) -> tuple[int, bool, list[tuple[Counts, Hazards]]]:
         """Of what was seen: calls of the narrowest name, whether the tool was, and the counts, broad to narrow."""
         n, is_own, seen = 0, False, []
         get = self._keys.get

@@ -93,17 +93,21 @@ def as_hazards(values: Sequence[float]) -> Hazards:
     return np.asarray(values, dtype=np.float64)
 
 
-def shrink(prior: Hazards, chain: Iterable[tuple[Counts, float]]) -> Hazards:
-    """The hazards of the last key of `chain`, each drawn to the one before as if by `kappa` calls of that.
+def shrink(prior: Hazards, chain: Iterable[tuple[Counts, Hazards]]) -> Hazards:
+    """The hazards of the last key of `chain`, each drawn to the one before as if by `kappa` [46] calls of that.
 
     h = (ended + kappa h_before) / (at risk + kappa), bin by bin: where few got that far, the broader key speaks.
     """
     hazards = prior
     for counts, kappa in chain:
-        if kappa > 0:
-            hazards = (counts.ended + hazards * kappa) / (counts.at_risk + kappa)
+        drawn = hazards * kappa
+        drawn += counts.ended
+        weight = counts.at_risk + kappa
+        if kappa[0] > 0:
+            drawn /= weight
         else:
-            hazards = np.divide(counts.ended, counts.at_risk, out=hazards.copy(), where=counts.at_risk > 0)
+            drawn = np.divide(drawn, weight, out=hazards.copy(), where=weight > 0)
+        hazards = drawn
     return hazards
 
 
