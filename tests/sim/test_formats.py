@@ -145,6 +145,15 @@ def test_mooncake_requests_are_joined_by_their_blocks(tmp_path):
     assert (3, 3, 1) == (trace.skipped.records, trace.skipped.used, len(trace))
 
 
+def test_a_shared_beginning_is_no_session_to_continue(tmp_path):
+    """Two requests with one system prompt, which a third had alone: three sessions."""
+    rows = [
+        {"timestamp": at_ms, "input_length": 512 + more, "output_length": 10, "hash_ids": ids}
+        for at_ms, more, ids in ((0, 0, [0]), (1000, 400, [0, 5]), (2000, 300, [0, 6]))
+    ]
+    assert [1, 1, 1] == [len(session) for session in load(lines(tmp_path / "m.jsonl", *rows)).sessions]
+
+
 def test_mooncake_rows_with_a_session_and_a_delay_need_no_timestamp(tmp_path):
     """The closed-loop form: the wait is the next row's delay in milliseconds."""
     trace = load(

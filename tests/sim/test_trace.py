@@ -146,6 +146,12 @@ def test_a_record_that_cannot_be_true_is_left_out_with_its_reason(tmp_path, chan
         read(tmp_path, data, strict=True)
 
 
+def test_a_reason_has_the_first_of_its_lines(tmp_path):
+    """However many there are."""
+    trace = read(tmp_path, GOOD + text(*(record(step, dur=-1) for step in (3, 4, 5))))
+    assert ({"dur is negative": 3}, {"dur is negative": 4}) == (trace.skipped.reasons, trace.skipped.first_lines)
+
+
 @pytest.mark.parametrize(("factor", "unit"), [(1, "s"), (1e3, "ms"), (1e6, "us"), (1e9, "ns")])
 def test_times_since_1970_become_relative_whatever_their_unit(tmp_path, factor, unit):
     """Stated, not silent: the unit is told from the size, and the count is in the summary."""
