@@ -65,13 +65,26 @@ _QWEN3_8B = {"num_hidden_layers": 36, "hidden_size": 4096, "intermediate_size": 
 _QWEN3_32B = {"num_hidden_layers": 64, "hidden_size": 5120, "intermediate_size": 25600, "num_attention_heads": 64, "num_key_value_heads": 8, "head_dim": 128, "vocab_size": 151936, "max_position_embeddings": 40960, "torch_dtype": "bfloat16"}  # fmt: skip
 _LLAMA2_7B = {"num_hidden_layers": 32, "hidden_size": 4096, "intermediate_size": 11008, "num_attention_heads": 32, "vocab_size": 32000, "max_position_embeddings": 4096, "torch_dtype": "float16"}  # fmt: skip
 
+_LLAMA32_1B = {"num_hidden_layers": 16, "hidden_size": 2048, "intermediate_size": 8192, "num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 64, "vocab_size": 128256, "max_position_embeddings": 131072, "tie_word_embeddings": True, "torch_dtype": "bfloat16"}  # fmt: skip
+_MISTRAL_7B = {"num_hidden_layers": 32, "hidden_size": 4096, "intermediate_size": 14336, "num_attention_heads": 32, "num_key_value_heads": 8, "vocab_size": 32768, "max_position_embeddings": 32768, "torch_dtype": "bfloat16"}  # fmt: skip
+_QWEN3_06B = {"num_hidden_layers": 28, "hidden_size": 1024, "intermediate_size": 3072, "num_attention_heads": 16, "num_key_value_heads": 8, "head_dim": 128, "vocab_size": 151936, "max_position_embeddings": 40960, "tie_word_embeddings": True, "torch_dtype": "bfloat16"}  # fmt: skip
+_QWEN3_14B = {"num_hidden_layers": 40, "hidden_size": 5120, "intermediate_size": 17408, "num_attention_heads": 40, "num_key_value_heads": 8, "head_dim": 128, "vocab_size": 151936, "max_position_embeddings": 40960, "torch_dtype": "bfloat16"}  # fmt: skip
+_QWEN3_30B_A3B = {"num_hidden_layers": 48, "hidden_size": 2048, "intermediate_size": 6144, "moe_intermediate_size": 768, "num_experts": 128, "num_experts_per_tok": 8, "num_attention_heads": 32, "num_key_value_heads": 4, "head_dim": 128, "vocab_size": 151936, "max_position_embeddings": 40960, "torch_dtype": "bfloat16"}  # fmt: skip
+_DEEPSEEK_V3 = {"num_hidden_layers": 61, "hidden_size": 7168, "intermediate_size": 18432, "moe_intermediate_size": 2048, "n_routed_experts": 256, "n_shared_experts": 1, "num_experts_per_tok": 8, "first_k_dense_replace": 3, "num_attention_heads": 128, "num_key_value_heads": 128, "kv_lora_rank": 512, "q_lora_rank": 1536, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "v_head_dim": 128, "vocab_size": 129280, "max_position_embeddings": 163840, "torch_dtype": "bfloat16", "quantization_config": {"quant_method": "fp8"}}  # fmt: skip
+
 MODELS: dict[str, dict[str, Any]] = {
     "llama-2-7b": _LLAMA2_7B,
+    "llama-3.2-1b": _LLAMA32_1B,
     "llama-3.1-8b": _LLAMA3_8B,
     "llama-3.1-70b": _LLAMA3_70B,
     "llama-3.3-70b": _LLAMA3_70B,
+    "mistral-7b": _MISTRAL_7B,
+    "qwen3-0.6b": _QWEN3_06B,
     "qwen3-8b": _QWEN3_8B,
+    "qwen3-14b": _QWEN3_14B,
+    "qwen3-30b-a3b": _QWEN3_30B_A3B,
     "qwen3-32b": _QWEN3_32B,
+    "deepseek-v3": _DEEPSEEK_V3,
     "smollm2-135m": _SMOLLM2_135M,
 }
 

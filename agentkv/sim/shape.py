@@ -93,7 +93,7 @@ def shape_from_config(config: Mapping[str, Any], name: str) -> Shape:
         kv_numbers, score_dim, value_dim = 2 * kv_heads * head_dim, head_dim, head_dim
     total, active = _feed_forward(source, name, layers, hidden, inner)
     embeddings = vocab * hidden * (1 if source.get("tie_word_embeddings") else 2)
-    item = _ITEM_BYTES.get(str(source.get("torch_dtype") or source.get("dtype") or config.get("torch_dtype")), 2.0)
+    item = _item_bytes(config, source)
     return Shape(
         name=name,
         layers=layers,
@@ -104,10 +104,30 @@ def shape_from_config(config: Mapping[str, Any], name: str) -> Shape:
         kv_numbers=kv_numbers,
         parameters=float(layers * attention + total + embeddings),
         active_parameters=float(layers * attention + active + vocab * hidden),
-        weight_item_bytes=item,
+        weight_item_bytes=_quantised(config, source, item),
         kv_item_bytes=max(item, 2.0),
         context_tokens=_size(source, name, "max_position_embeddings", "n_positions", default=131_072),
     )
+
+
+def _item_bytes(config: Mapping[str, Any], source: Mapping[str, Any]) -> float:
+    """Bytes of a number in the model's own type; 2 where it names none."""
+    for part in (source, config):
+        for name in ("torch_dtype", "dtype"):
+            if part.get(name) is not None:
+                return _ITEM_BYTES.get(str(part[name]).removeprefix("torch."), 2.0)
+    return 2.0
+
+
+def _quantised(config: Mapping[str, Any], source: Mapping[str, Any], item_bytes: float) -> float:
+    """Bytes of a weight: 8 bits for fp8, `bits` for the others that name them (scales left out)."""
+    told = config.get("quantization_config") or source.get("quantization_config")
+    if not isinstance(told, Mapping):
+        return item_bytes
+    if told.get("quant_method") == "fp8":
+        return 1.0
+    bits = told.get("bits", 4 if told.get("load_in_4bit") else 8 if told.get("load_in_8bit") else None)
+    return bits / 8 if isinstance(bits, int) and bits in (2, 3, 4, 8) else item_bytes
 
 
 def _feed_forward(source: Mapping[str, Any], name: str, layers: int, hidden: int, inner: int) -> tuple[float, float]:

@@ -14,13 +14,6 @@ from agentkv.sim.shape import shape_from_config, shape_of
 
 GIB = 1 << 30
 
-DEEPSEEK_V3 = {
-    "num_hidden_layers": 61, "hidden_size": 7168, "intermediate_size": 18432, "moe_intermediate_size": 2048,
-    "num_attention_heads": 128, "num_key_value_heads": 128, "kv_lora_rank": 512, "q_lora_rank": 1536,
-    "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "v_head_dim": 128, "n_routed_experts": 256, "n_shared_experts": 1,
-    "num_experts_per_tok": 8, "first_k_dense_replace": 3, "vocab_size": 129280, "torch_dtype": "bfloat16",
-}  # fmt: skip
-
 
 @pytest.mark.parametrize(
     ("model", "milliards", "token_bytes"),
@@ -28,6 +21,12 @@ DEEPSEEK_V3 = {
         ("llama-3.1-8b", 8.03, 131_072),
         ("llama-3.1-70b", 70.6, 327_680),
         ("llama-2-7b", 6.74, 524_288),
+        ("llama-3.2-1b", 1.236, 32_768),
+        ("mistral-7b", 7.25, 131_072),
+        ("qwen3-0.6b", 0.596, 114_688),
+        ("qwen3-14b", 14.77, 163_840),
+        ("qwen3-30b-a3b", 30.5, 98_304),
+        ("deepseek-v3", 671, 70_272),
         ("qwen3-8b", 8.19, 147_456),
         ("qwen3-32b", 32.8, 262_144),
         ("smollm2-135m", 0.1345, 23_040),
@@ -54,7 +53,7 @@ def test_the_anchors_of_long_contexts_hold():
         ({"n_layer": 2, "n_embd": 64, "n_head": 8, "multi_query": True}, 2 * 1 * 8),
         ({"num_hidden_layers": 2, "hidden_size": 64, "num_attention_heads": 8, "head_dim": 32}, 2 * 8 * 32),
         ({"text_config": {"num_hidden_layers": 2, "hidden_size": 64, "num_attention_heads": 8}}, 2 * 8 * 8),
-        (DEEPSEEK_V3, 576),
+        (MODELS["deepseek-v3"], 576),
     ],
 )
 def test_kv_per_token_follows_from_any_attention(config, numbers):
@@ -66,9 +65,26 @@ def test_kv_per_token_follows_from_any_attention(config, numbers):
 
 def test_a_mixture_of_experts_computes_with_a_part_of_its_weights():
     """DeepSeek-V3: 671 milliard parameters, 37 of them for a token."""
-    shape = shape_from_config(DEEPSEEK_V3, "deepseek-v3")
-    assert 671e9 == pytest.approx(shape.parameters, rel=0.01)
+    shape = shape_of("deepseek-v3")
     assert 37e9 == pytest.approx(shape.active_parameters, rel=0.04)
+
+
+@pytest.mark.parametrize(
+    ("changes", "weight_bytes"),
+    [
+        ({}, 2.0),
+        ({"torch_dtype": "float32"}, 4.0),
+        ({"quantization_config": {"quant_method": "fp8"}}, 1.0),
+        ({"quantization_config": {"quant_method": "gptq", "bits": 4}}, 0.5),
+        ({"quantization_config": {"load_in_8bit": True}}, 1.0),
+        ({"quantization_config": {"bits": "few"}}, 2.0),
+    ],
+)
+def test_quantised_weights_are_smaller_and_their_kv_is_not(changes, weight_bytes):
+    """What the config says of its weights; KV stays in the model's own type."""
+    shape = shape_from_config(MODELS["qwen3-8b"] | changes, "m")
+    assert weight_bytes == shape.weight_item_bytes
+    assert max(2.0, 4.0 if "torch_dtype" in changes else 2.0) == shape.kv_item_bytes
 
 
 def test_a_config_file_and_its_folder_say_the_same(tmp_path):
