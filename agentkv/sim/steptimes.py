@@ -146,26 +146,30 @@ def _equations(record: Record) -> list[Equation]:
 
 
 def _prefill_row(call: Recorded, others: Sequence[Recorded]) -> tuple[float, float, float, float]:
-    """What the steps of its own prefill had to do: steps, contexts beside it, prompt tokens, squares."""
+    """What the steps of its own prefill had to do: steps, contexts that decode beside it, prompt tokens, squares."""
     start, end = call.cached_tokens, call.prompt_tokens
     chunks = max(1, -(-(end - start) // CHUNK_TOKENS))
-    from_s, until_s = _prefill_window(call)
-    beside = sum(_share(from_s, until_s, *_decode_window(other)) * other.prompt_tokens for other in others)
-    return (chunks, chunks * beside, end - start, end * end - start * start)
+    window = _prefill_window(call)
+    contexts, tokens, squares = _beside(window, others)
+    return (chunks, chunks * contexts, tokens + end - start, squares + end * end - start * start)
 
 
 def _decode_row(call: Recorded, others: Sequence[Recorded]) -> tuple[float, float, float, float]:
     """What the steps of its decode had to do: its own token, those of others, and the chunks of others' prompts."""
     steps = call.output_tokens - 1
-    from_s, until_s = _decode_window(call)
-    contexts = call.prompt_tokens + steps / 2
-    tokens = squares = 0.0
+    contexts, tokens, squares = _beside(_decode_window(call), others)
+    return (steps, steps * (contexts + call.prompt_tokens + steps / 2), tokens, squares)
+
+
+def _beside(window: tuple[float, float], others: Sequence[Recorded]) -> tuple[float, float, float]:
+    """What others did within `window`: contexts that decoded, on average; prompt tokens; squares of those."""
+    contexts = tokens = squares = 0.0
     for other in others:
-        contexts += _share(from_s, until_s, *_decode_window(other)) * (other.prompt_tokens + other.output_tokens / 2)
-        part = _share(*_prefill_window(other), from_s, until_s)
+        contexts += _share(*window, *_decode_window(other)) * (other.prompt_tokens + other.output_tokens / 2)
+        part = _share(*_prefill_window(other), *window)
         tokens += part * (other.prompt_tokens - other.cached_tokens)
         squares += part * (other.prompt_tokens**2 - other.cached_tokens**2)
-    return (steps, steps * contexts, tokens, squares)
+    return contexts, tokens, squares
 
 
 def _prefill_window(call: Recorded) -> tuple[float, float]:
