@@ -5,6 +5,8 @@ from __future__ import annotations
 import gzip
 import json
 import math
+import subprocess
+import sys
 import tracemalloc
 
 import pytest
@@ -220,6 +222,28 @@ def test_a_streamed_file_holds_only_open_sessions(tmp_path):
     tracemalloc.stop()
     assert stream_bytes < held_bytes / 10
     assert whole.skipped == stream.skipped
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_a_million_records_take_no_more_memory_than_a_thousand(tmp_path):
+    """230 MB of them, in a process of its own (Linux tells its peak); the totals are right and progress was told."""
+    path = tmp_path / "large.jsonl"
+    with path.open("w") as file:
+        for number in range(1_000_000):
+            file.write(text(record(number % 50, session=f"s{number // 50}", dur=number % 7)))
+    code = f"""
+import re
+from agentkv.sim.reader import Stream
+told = []
+stream = Stream({str(path)!r}, progress=lambda done, size: told.append(done))
+total = sum(wait.duration_s for session in stream for wait in session.waits)
+print(int(total), stream.skipped.used, len(told), int(re.search(r"VmHWM:\\s+(\\d+)", open("/proc/self/status").read())[1]) // 1024)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    total, used, told, peak_mib = (int(word) for word in done.stdout.split())
+    assert (sum(number % 7 for number in range(1_000_000)), 1_000_000, 101) == (total, used, told)
+    assert peak_mib < 60
 
 
 def test_a_session_that_comes_back_after_it_was_given_is_counted(tmp_path):
