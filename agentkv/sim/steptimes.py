@@ -115,14 +115,16 @@ def unevenness(record: Record, costs: Costs, *, pace: Pace = steady) -> float:
 
 
 def gusty(pace: Pace, spread: float, *, seed: int) -> Pace:
-    """`pace` times a factor of mean 1 that is drawn anew every two seconds: exp(normal(-spread^2 / 2, spread))."""
+    """`pace` times a factor that is drawn anew every two seconds, exp(normal(spread^2 / 2, spread)): the speed, which is
+    one over it, has mean 1, so as many steps are done in the end.
+    """
     rng = random.Random(seed)  # noqa: S311  a simulation, not a secret
     drawn: list[float] = []
 
     def at(time_s: float) -> float:
         gust = int(time_s // _GUST_S)
         while len(drawn) <= gust:
-            drawn.append(math.exp(rng.gauss(-spread * spread / 2, spread)))
+            drawn.append(math.exp(rng.gauss(spread * spread / 2, spread)))
         return pace(time_s) * drawn[gust]
 
     return at
