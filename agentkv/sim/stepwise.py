@@ -16,13 +16,20 @@ Pace = Callable[[float], float]
 """pace(time_s): how many times slower than `costs` the machine is at that moment."""
 
 
+RETRY_S = 0.02
+"""When nobody can grow: the embedded engine looks again so soon."""
+
+
 def steady(_time_s: float) -> float:
     """A machine that is as fast as it was measured, all the time."""
     return 1.0
 
 
 class Stepwise(Device):
-    """As `Device`, step by step; `pace` stretches each step by what it says at the step's beginning."""
+    """As `Device`, step by step; `pace` stretches each step by what it says at the step's beginning.
+
+    `grow(call)` is asked before each decoded token whether it has a place; it may `remove` others.
+    """
 
     def __init__(
         self,
@@ -32,9 +39,11 @@ class Stepwise(Device):
         now_s: Callable[[], float],
         ended: Callable[[Call], None],
         pace: Pace = steady,
+        grow: Callable[[Call], bool] = lambda _call: True,
     ) -> None:
         super().__init__(costs, at=at, now_s=now_s, ended=ended)
         self._pace = pace
+        self._grow = grow
         self._running: list[Call] = []
         self._stepping = False
 
@@ -47,14 +56,25 @@ class Stepwise(Device):
         if not self._stepping:
             self._step()
 
+    def running(self) -> list[Call]:
+        """Who computes, first to go first."""
+        return sorted(self._running, key=lambda one: one.key)
+
+    def remove(self, call: Call) -> None:
+        """This call computes no more for now."""
+        self._running.remove(call)
+
     def _step(self) -> None:
         now_s = self._now_s()
         turns: list[tuple[Call, int]] = []
         left, contexts, prefill_s = self._costs.token_budget, 0, 0.0
-        for call in sorted(self._running, key=lambda one: one.key):
+        for call in self.running():
+            if call not in self._running:
+                continue  # sent back for one before it
             if call.at >= call.prompt:
-                contexts += call.at + 1
-                turns.append((call, 1))
+                if self._grow(call):
+                    contexts += call.at + 1
+                    turns.append((call, 1))
                 continue
             count = min(left, call.prompt - call.at)
             if count == 0:
@@ -64,7 +84,10 @@ class Stepwise(Device):
             left -= count
             prefill_s += self._prefill.extend_s(call.at, call.at + count)
             turns.append((call, count))
-        self._stepping = bool(turns)
+        turns = [turn for turn in turns if turn[0] in self._running]
+        self._stepping = bool(self._running)
+        if self._running and not turns:
+            self._at(now_s + RETRY_S, self._step)
         if turns:
             seconds = (self._costs.decode_s(contexts) + prefill_s) * self._pace(now_s)
             self._at(now_s + seconds, lambda: self._stepped(turns, seconds))

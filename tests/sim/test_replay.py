@@ -14,6 +14,7 @@ from agentkv.sim import record as records
 from agentkv.sim import replay, steptimes
 from agentkv.sim.costs import Costs
 from agentkv.sim.device import Call
+from agentkv.sim.embedded import Embedded
 from agentkv.sim.record import Record, Recorded, Sizes
 from agentkv.sim.stepwise import Stepwise
 
@@ -148,6 +149,26 @@ def test_a_record_of_an_unknown_policy_is_refused() -> None:
     """A replay under another policy would prove nothing."""
     with pytest.raises(ConfigError, match="unknown"):
         replay.replay(replace(lone_session(), policy={"name": "magic"}), steptimes.calibrated(lone_session()))
+
+
+def test_a_call_that_cannot_grow_sends_the_youngest_back() -> None:
+    """Two contexts that fit as prompts but not with their answers: one preemption, and the youngest waits for it."""
+    told = []
+    for name in ("a", "b"):
+        first = alone(name, 0.0, prompt=1300, cached=0)
+        told.append((first, alone(name, first.ended_s + 2.0, prompt=1600, cached=1332, output=129, wait_s=None)))
+    record = Record(sessions=tuple(told), sizes=sizes(), model="m", policy={"name": "keep"})
+    costs = steptimes.calibrated(lone_session())
+    load = replay.workload_of(record)
+    ended: dict[int, Embedded] = {}
+    for blocks in (204, 240):
+        tight = replace(costs, device_bytes=blocks * 16_000)
+        ended[blocks] = Embedded(load, tight, replay.rules_of(record), shared_tokens=0)
+        ended[blocks].run()
+        ended[blocks].memory.check()
+    assert [1, 0] == [ended[blocks].preemptions for blocks in (204, 240)]
+    assert ended[204].stalls_s["b"][1] > ended[240].stalls_s["b"][1] + 1
+    assert ended[204].stalls_s["a"] == pytest.approx(ended[240].stalls_s["a"])
 
 
 # -- steps
