@@ -220,6 +220,7 @@ def main() -> None:
         score(trace, "synthetic", kinds=("tool",), per_tool=True, forecaster=Forecaster(), into=made)
     _report(args, result, "synthetic", made)
     result |= {key: result[f"{key}_synthetic"] for key in ("coverage80", "pit_ks", "elapsed_gain")}
+    result["coverage80_off_81"] = round(abs(made.coverage() - 0.81), 4)
     blind = Score()
     for seed in SEEDS:
         trace = synthetic(seed=seed, sessions=args.sessions)

@@ -163,6 +163,13 @@ def test_a_time_out_is_the_end():
     assert forecast.after(31.0).quantile_s(0.5) > 1.0  # it was none
 
 
+def test_a_declared_time_beyond_the_time_out_ends_at_the_time_out():
+    """Both are the caller's words; the harder one wins."""
+    forecast = Forecaster().forecast("deploy", expect_s=100.0, timeout_s=50.0)
+    assert ("declared", 50.0) == (forecast.source, forecast.quantile_s(0.5))
+    near(30.0, Forecaster().forecast("deploy", expect_s=30.0, timeout_s=50.0).quantile_s(0.5))
+
+
 @pytest.mark.parametrize("status", [ToolStatus.CANCELLED, ToolStatus.PAUSED])
 def test_a_censored_call_counts_as_survived_and_not_as_ended(status):
     """Ten calls given up after 50 s say that pytest takes longer than 50 s, not that it takes 50 s."""
