@@ -6,6 +6,7 @@
 | calibrate.py | `agentkv calibrate`, with plot.py |
 | report.py | `agentkv report` |
 | plan.py | `agentkv plan` |
+| simulate.py | `agentkv simulate`, with lanes.py |
 | sessions.py | `agentkv sessions list`, `agentkv sessions drop` |
 
 A command is a module with `register(app)`; add it to `COMMANDS`. Commands that need an agent framework (`agentkv demo`)
@@ -21,10 +22,10 @@ from typing import Annotated
 import typer
 
 import agentkv
-from agentkv.cli import calibrate, doctor, plan, report, sessions
+from agentkv.cli import calibrate, doctor, plan, report, sessions, simulate
 from agentkv.errors import AgentKVError
 
-COMMANDS = (doctor, calibrate, plan, report, sessions)
+COMMANDS = (doctor, calibrate, plan, simulate, report, sessions)
 """In the order in which `agentkv --help` lists them."""
 
 app = typer.Typer(

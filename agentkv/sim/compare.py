@@ -29,7 +29,7 @@ Figure = Callable[[Result], float]
 FIGURES: Mapping[str, Figure] = {
     each.name: (lambda result, name=each.name: float(getattr(result, name)))
     for each in fields(Result)
-    if each.name not in ("policy", "lanes", "occupancy")
+    if each.name not in ("policy", "block_bytes", "lanes", "occupancy")
 } | {"moved_bytes": lambda result: result.moved_bytes}
 
 

@@ -55,6 +55,7 @@ class Result:
     wasted_prefetch_bytes: float
     lost_tokens: int
     hit_share: float
+    block_bytes: int
     lanes: dict[str, list[Lane]] | None = field(default=None, repr=False)
     occupancy: list[tuple[float, float, float, float]] | None = field(default=None, repr=False)
 
@@ -122,6 +123,7 @@ class Tally:
             written_bytes=sim._write.carried_bytes if sim._write else 0.0,
             wasted_prefetch_bytes=float(memory.wasted_blocks * memory.block_bytes),
             lost_tokens=self.lost_tokens, hit_share=self.hit_tokens / max(1, self.reusable_tokens),
+            block_bytes=memory.block_bytes,
             lanes=self.lanes, occupancy=self.occupancy if self.lanes is not None else None,
         )  # fmt: skip
 

@@ -171,6 +171,7 @@ class Simulator:
         task.queued = Queued(order=task.order, priority=context.priority, arrived_s=self._now_s)
         task.turn_key = self.rules.turn_key(task.queued)
         self._queue.append(task)
+        self._mark(task, "queue")
         self._queue.sort(key=_by_turn)
         self._seat_all()
 

@@ -53,7 +53,7 @@ class Waiting:
         return [(move.action, move.to) for _, move in self.moves]
 
 
-@settings(max_examples=200)
+@settings(max_examples=200, deadline=None)
 @given(st.floats(1.0, 600.0), st.floats(1.0, 3.0))
 def test_a_predicted_tool_finds_its_context_back(p50_s, width):
     """Whatever the length, a tool that ends between the 10 % point and the last finds all blocks on the device."""
@@ -104,7 +104,7 @@ def test_a_small_context_is_dropped_once_and_forgotten():
     assert Waiting(ladder(), [60.0] * 5, tokens=100).run(60.0).actions() == [(Action.DROP, None)]
 
 
-@settings(max_examples=200)
+@settings(max_examples=200, deadline=None)
 @given(st.lists(st.floats(0.05, 500.0), min_size=1, max_size=21), st.floats(0.1, 1000.0))
 def test_nothing_is_sent_away_right_after_it_was_called_back(points, duration_s):
     """Between a prefetch and the next demotion the next end must have become farther than several ways back."""
@@ -117,7 +117,7 @@ def test_nothing_is_sent_away_right_after_it_was_called_back(points, duration_s)
                 assert later[0] - sent_s > 2 * (RESTORE_HOST_S + MARGIN_S)
 
 
-@settings(max_examples=200)
+@settings(max_examples=200, deadline=None)
 @given(st.lists(st.floats(1.0, 500.0), min_size=1, max_size=21), st.integers(0, 20))
 def test_a_tool_that_takes_as_long_as_a_past_call_is_met_by_its_context(points, index):
     """Unless it is among the earliest tenth, or it belongs to none of the durations known."""

@@ -75,7 +75,7 @@ sitters = st.builds(
 
 
 @pytest.mark.parametrize("name", sorted(RULES))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(residency=residencies, wait=forecasts, started_s=seconds, elapsed_s=seconds)
 def test_every_policy_is_total_and_deterministic(name, residency, wait, started_s, elapsed_s):
     """No facts raise, the same facts give the same answer, and the next question lies in the future."""
@@ -90,7 +90,7 @@ def test_every_policy_is_total_and_deterministic(name, residency, wait, started_
 
 
 @pytest.mark.parametrize("name", sorted(RULES))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=10, deadline=None)
 @given(some=st.lists(sitters, min_size=2, max_size=6), now_s=seconds)
 def test_every_eviction_key_orders_any_sessions(name, some, now_s):
     """Keys are comparable numbers without NaN, and asking twice gives the same order."""

@@ -259,7 +259,7 @@ ladders = st.builds(
 )  # fmt: skip
 
 
-@settings(max_examples=300)
+@settings(max_examples=300, deadline=None)
 @given(ladders, residencies(), waits, st.floats(-1e6, 1e6), st.floats(-10, 1e6))
 def test_no_move_goes_where_nothing_is_and_no_question_comes_too_soon(made, residency, points, started_s, elapsed_s):
     """Missing tiers, dropping, prefetching, hysteresis and the next question, for any facts at any time."""
@@ -294,7 +294,7 @@ def test_no_move_goes_where_nothing_is_and_no_question_comes_too_soon(made, resi
     assert decision == policy(residency, points, started_s, now_s)
 
 
-@settings(max_examples=100)
+@settings(max_examples=100, deadline=None)
 @given(ladders, residencies(), waits)
 def test_a_day_of_waiting_costs_a_bounded_number_of_questions(made, residency, points):
     """Following ask_again_s alone, however the residency looks, never becomes a loop."""

@@ -17,6 +17,7 @@ def remaining(points, elapsed_s, q):
     return Forecast(remaining_s=points, n=1, source="history").after(elapsed_s).quantile_s(q)
 
 
+@settings(deadline=None)
 @given(points_of, seconds, st.floats(0, 1))
 def test_quantiles_are_those_of_the_conditioned_forecast(points, elapsed_s, q):
     """The shortcut and the definition give the same number."""
@@ -25,6 +26,7 @@ def test_quantiles_are_those_of_the_conditioned_forecast(points, elapsed_s, q):
     assert quantile(points, first, q) - elapsed_s == pytest.approx(remaining(points, elapsed_s, q), abs=1e-6)
 
 
+@settings(deadline=None)
 @given(points_of, seconds)
 def test_the_next_end_is_never_behind_and_misses_at_most_a_tenth_of_the_points(points, elapsed_s):
     """Before the 10 % quantile that one; afterwards the very next point; after the last none."""
@@ -38,6 +40,7 @@ def test_the_next_end_is_never_behind_and_misses_at_most_a_tenth_of_the_points(p
     assert sum(point < ends[0] for point in points) <= 0.1 * (len(points) - 1) + 1
 
 
+@settings(deadline=None)
 @given(points_of, seconds, st.floats(0, 1000), st.floats(0.001, 100))
 def test_a_long_wait_is_noticed_at_its_first_moment(points, elapsed_s, wait_s, gap_s):
     """Long at the moment named; at no point that passes before it."""

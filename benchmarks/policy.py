@@ -1,0 +1,190 @@
+"""Policies in the simulator: `lazy` against every baseline, with the bounds beside it, over a matrix of machines and loads.
+
+Without options a subset with a configuration of each kind, on a made-up trace; `--full` for all, `--trace F` for a
+recorded one, `--only 16` for the configurations whose name contains that, `--rows` for the tables of docs/policies.md.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+import time
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+from common import arguments, emit, say
+
+from agentkv.policy import BASELINES, BOUNDS, OURS
+from agentkv.sim.compare import INFINITE, compare
+from agentkv.sim.costs import costs_for
+from agentkv.sim.synthetic import synthetic
+from agentkv.sim.trace import load
+from agentkv.sim.workload import workload
+from agentkv.units import GIB
+
+MACHINES = {
+    "8b-h100": {"model": "llama-3.1-8b", "gpu": "h100-80"},
+    "70b-2h200": {"model": "llama-3.1-70b", "gpu": "h200", "gpus": 2},
+    "8b-24gb": {"model": "llama-3.1-8b", "gpu": "rtx4090-12gbs"},
+}
+TIERS = {"64": (64, 0), "256": (256, 0), "64+disk": (64, 2000)}
+WINDOW = {"8b-24gb": 24_576}
+"""A 24 GB card has room for 30,000 tokens beside the 8B weights: longer contexts are shrunk to this."""
+RIVALS = tuple(name for name in (*OURS, *BASELINES) if name != "lazy")
+NO_STALL_S = 0.02
+"""Where LRU's P95 stall is below this nobody is kept waiting, and a ratio says nothing."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Config:
+    """One cell of the matrix."""
+
+    machine: str
+    agents: int
+    humans: bool
+    open_loop: bool
+    tiers: str
+
+    @property
+    def name(self) -> str:
+        people = "people" if self.humans else "tools"
+        loop = "open" if self.open_loop else "closed"
+        return f"{self.machine}/{self.tiers}/{self.agents}/{people}/{loop}"
+
+
+SUBSET = (
+    Config(machine="8b-24gb", agents=8, humans=False, open_loop=False, tiers="64"),
+    Config(machine="8b-24gb", agents=16, humans=True, open_loop=True, tiers="64"),
+    Config(machine="8b-h100", agents=16, humans=False, open_loop=False, tiers="64"),
+    Config(machine="8b-h100", agents=16, humans=True, open_loop=False, tiers="64"),
+    Config(machine="8b-h100", agents=24, humans=False, open_loop=True, tiers="64"),
+    Config(machine="70b-2h200", agents=16, humans=True, open_loop=True, tiers="256"),
+    Config(machine="8b-h100", agents=24, humans=True, open_loop=False, tiers="64+disk"),
+)
+
+
+def matrix() -> list[Config]:
+    """Machines x agents x people x loop x tiers."""
+    return [
+        Config(machine=machine, agents=agents, humans=humans, open_loop=open_loop, tiers=tiers)
+        for machine, agents, tiers, humans, open_loop in product(
+            MACHINES, (4, 16, 64), TIERS, (False, True), (False, True)
+        )
+    ]
+
+
+def run(job: tuple[Config, str, int, tuple[str, ...]]) -> dict[str, dict[str, float]]:
+    """Figures by policy, means over seeds; `stall_ratio` and so on are to LRU, seed by seed."""
+    config, trace, seeds, policies = job
+    source = load(trace) if trace else synthetic(sessions=120)
+    host, disk = TIERS[config.tiers]
+    costs = costs_for(**MACHINES[config.machine], host_bytes=host * GIB, disk_bytes=disk * GIB)
+    loads = [
+        workload(
+            source, agents=config.agents, seed=seed, sessions=max(32, 2 * config.agents), costs=costs,
+            window_tokens=WINDOW.get(config.machine, 131_072), humans=config.humans, open_loop=config.open_loop,
+        )
+        for seed in range(seeds)
+    ]  # fmt: skip
+    names = (
+        "task_mean_s",
+        "task_p95_s",
+        "stall_p50_s",
+        "stall_p95_s",
+        "moved_bytes",
+        "device_idle",
+        "useful",
+        "hit_share",
+    )
+    return {
+        row.policy: {name: row[name] for name in names} | {"closed": math.nan if row.closed is None else row.closed}
+        for row in compare(policies, costs, loads)
+    }
+
+
+def figures(results: dict[Config, dict[str, dict[str, float]]]) -> dict[str, Any]:
+    """The keys of bars.toml: the worst configuration of each kind in which LRU keeps anybody waiting."""
+
+    def ratio(config: Config, figure: str) -> float:
+        rows = results[config]
+        return rows["lazy"][figure] / rows["lru"][figure] if rows["lru"][figure] else 1.0
+
+    def worst_stall(some: list[Config]) -> float | None:
+        felt = [each for each in some if results[each]["lru"]["stall_p95_s"] >= NO_STALL_S]
+        return max((ratio(each, "stall_p95_s") for each in felt), default=None)
+
+    task = {
+        config: rows["lazy"]["task_mean_s"] / min(rows[name]["task_mean_s"] for name in RIVALS if name in rows)
+        for config, rows in results.items()
+    }
+    full = [each for each in results if each.tiers == "64" and results[each]["lru"]["hit_share"] < 0.99]
+    return {
+        "worst_task_time_vs_best_baseline": max(task.values()),
+        "p95_stall_vs_lru_slow_link": worst_stall([each for each in results if each.machine == "8b-24gb"]),
+        "p95_stall_vs_lru_host_full": worst_stall(full),
+        "p95_stall_vs_lru_open_loop": worst_stall([each for each in results if each.open_loop]),
+        "bytes_vs_lru": max(ratio(each, "moved_bytes") for each in results),
+        "gap_closed": _median([rows["lazy"]["closed"] for rows in results.values()]),
+        "worst_task_time_in": max(task, key=lambda config: task[config]).name,
+        "configurations": len(results),
+    }
+
+
+def _median(values: list[float]) -> float | None:
+    known = sorted(value for value in values if not math.isnan(value))
+    return known[len(known) // 2] if known else None
+
+
+def table(results: dict[Config, dict[str, dict[str, float]]], figure: str, policies: tuple[str, ...]) -> str:
+    """Markdown: a line for each configuration, each policy relative to LRU; LRU itself in seconds."""
+    lines = ["| configuration | lru, s | " + " | ".join(policies) + " |", "| --- " * (len(policies) + 2) + "|"]
+    for config, rows in results.items():
+        base = rows["lru"][figure]
+        cells = [f"{rows[name][figure] / base:.3f}" if base and name in rows else "-" for name in policies]
+        lines.append(f"| {config.name} | {base:,.2f} | " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+def main() -> int:
+    args = arguments(
+        __doc__ or "",
+        trace=(str, "", "a trace file; empty: a made-up one"),
+        full=(int, 0, "1: the whole matrix (many minutes)"),
+        only=(str, "", "configurations whose name contains one of these, with commas between"),
+        seeds=(int, 1, "orders of sessions for each configuration"),
+        policies=(str, "", "names with commas between; empty: all"),
+        rows=(int, 0, "1: print the tables as Markdown"),
+        jobs=(int, 1, "processes"),
+    )
+    configs = matrix() if args.full else list(SUBSET)
+    if args.only:
+        configs = [each for each in configs if any(part in each.name for part in args.only.split(","))]
+    names = tuple(args.policies.split(",")) if args.policies else ("lru", *OURS, *BASELINES, *BOUNDS, INFINITE)
+    policies = tuple(dict.fromkeys(("lru", "lazy", *names)))
+    trace = str(Path(args.trace)) if args.trace else ""
+    results: dict[Config, dict[str, dict[str, float]]] = {}
+    began_s = time.monotonic()
+    jobs = [(config, trace, args.seeds, policies) for config in configs]
+    with ProcessPoolExecutor(args.jobs) as pool:
+        for config, rows in zip(configs, pool.map(run, jobs), strict=True):
+            results[config] = rows
+            lazy, lru = rows["lazy"], rows["lru"]
+            say(
+                args,
+                f"{config.name:36} task {lazy['task_mean_s'] / lru['task_mean_s']:.3f} of LRU, "
+                f"P95 stall {lazy['stall_p95_s']:.2f} / {lru['stall_p95_s']:.2f} s "
+                f"({time.monotonic() - began_s:.0f} s)",
+            )
+    if args.rows:
+        shown = tuple(name for name in policies if name != "lru")
+        for figure in ("task_mean_s", "stall_p95_s", "moved_bytes"):
+            print(f"\n{figure}\n\n{table(results, figure, shown)}")
+    emit(args, figures(results))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
