@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol, Self
 
 from agentkv import log
+from agentkv.core.forecast import Forecast
 from agentkv.core.message import ROLES, Message, ToolCall, ToolSpec
 from agentkv.core.residency import Move, Receipt, Residency
 from agentkv.core.task import Caller, PriorityClass
@@ -344,8 +345,16 @@ class TieredEngine(Engine, Protocol):
         """
         ...
 
-    def expect(self, session: str, at_s: float | None) -> None:
-        """When the session is expected back (monotonic seconds; None = it is back or unknown): victims are chosen by it."""
+    def expect(
+        self, session: str, at_s: float | None, forecast: Forecast | None = None, started_s: float | None = None
+    ) -> None:
+        """When the session is expected back (monotonic seconds; None = it is back or unknown), and the forecast from which
+        that follows, counted from `started_s`: victims are chosen by it.
+        """
+        ...
+
+    def rank_by(self, rank: Callable[[Any, float], tuple[float, ...]]) -> None:
+        """Have a policy's key (policy.evict.EvictKey) say who gives way when memory is short: the greatest first."""
         ...
 
     def finish_task(self, task: str) -> None:

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from agentkv.clock import Clock, ManualClock, SystemClock
+from agentkv.core.forecast import Forecast
 from agentkv.core.residency import Move, Outcome, Receipt, Residency
 from agentkv.core.task import Caller
 from agentkv.core.usage import Timing, Usage
@@ -171,8 +172,13 @@ class ScriptedEngine:
             on_receipt(Receipt(move=move, outcome=Outcome.NOTHING, submitted_s=now_s, finished_s=now_s, detail=detail))
         return False
 
-    def expect(self, session: str, at_s: float | None) -> None:
+    def expect(
+        self, session: str, at_s: float | None, forecast: Forecast | None = None, started_s: float | None = None
+    ) -> None:
         """Nothing is ever evicted, so nothing is noted."""
+
+    def rank_by(self, rank: Callable[[Any, float], tuple[float, ...]]) -> None:
+        """Nor does anybody give way."""
 
     def finish_task(self, task: str) -> None:
         with self._lock:

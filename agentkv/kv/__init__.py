@@ -23,5 +23,5 @@
 | `gauge` | how fast this machine copies, reads and writes |
 | `guard` | the one lock, and what happens at its release |
 | `audit` | counts for people and policies, and the recount for tests |
-| `tiers` | the one front door |
+| `tiers`, `planner_side` | the one front door: the engine's side and the planner's |
 """

@@ -7,9 +7,10 @@ the lock of `Tiers` guards it.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
+from agentkv.core.forecast import Forecast
 from agentkv.core.residency import Tier
 from agentkv.kv.index import BlockKey
 
@@ -109,13 +110,19 @@ class Holding:
         "copies",
         "demoted_to",
         "expected_s",
+        "forecast",
+        "idle_share",
         "missing",
+        "order",
+        "priority",
+        "recompute_s",
         "session",
         "task",
         "template_blocks",
         "tokens",
         "unwritten",
         "used_s",
+        "wait_started_s",
     )
 
     def __init__(self, session: str, task: str, now_s: float) -> None:
@@ -133,6 +140,14 @@ class Holding:
         self.expected_s: float | None = None
         self.used_s = now_s
         self.demoted_to: Tier | None = None
+        self.wait_started_s = now_s
+        self.forecast: Forecast | None = None
+        """What was expected of its wait when that began; None: nothing is known, or it is back."""
+        self.order = 0
+        """Its task's place in order of arrival."""
+        self.priority = 0
+        self.recompute_s = 0.0
+        self.idle_share = 0.0
 
     def back_in_s(self, now_s: float) -> float:
         """How long until the session is back: as told, else as long as it has been away already (Lindy), which
@@ -154,6 +169,10 @@ class Holding:
         self.missing += sign * (device == host == disk == NOWHERE)
 
 
+Rank = Callable[[Holding, float], tuple[float, ...]]
+"""rank(holding, now_s): a policy's sort key; it must depend on nothing else."""
+
+
 class Book:
     """All blocks and all sessions."""
 
@@ -162,6 +181,8 @@ class Book:
         self.holdings: dict[str, Holding] = {}
         self.orphans: dict[BlockKey, Block] = {}
         """Blocks that no session holds: a running sequence's newest, or left over by a cancelled one."""
+        self.rank: Rank = back_last
+        """Who gives way: the greater, the sooner."""
         self.host_changes = 0
         """Grows whenever a search for host copies to give up could end differently."""
 
@@ -269,9 +290,9 @@ class Book:
     def victims(self, tier: Tier, now_s: float, *, below: Holding | None = None) -> Iterator[Block]:
         """Blocks with a copy in `tier`, the one to lose it first in front; the caller skips what is in use.
 
-        Orphans, then sessions that were demoted below `tier`, then whoever is back last; within a session from its
+        Orphans, then sessions that were demoted below `tier`, then by `rank`; within a session from its
         end, so that leaves go before what they stand on. A block of several sessions counts for the one that is
-        back first. With `below`, only what goes before that session's own blocks.
+        ranked lowest. With `below`, only what goes before that session's own blocks.
         """
         for block in reversed(list(self.orphans.values())):
             if block.has(tier):
@@ -279,12 +300,12 @@ class Book:
         seen: dict[BlockKey, int] = {}
         order = sorted(
             (holding for holding in self.holdings.values() if holding.copies[tier]),
-            key=lambda holding: _rank(holding, tier, now_s),
+            key=lambda holding: self._rank(holding, tier, now_s),
             reverse=True,
         )
-        limit = None if below is None else _rank(below, tier, now_s)
+        limit = None if below is None else self._rank(below, tier, now_s)
         for holding in order:
-            if holding is below or (limit is not None and _rank(holding, tier, now_s) <= limit):
+            if holding is below or (limit is not None and self._rank(holding, tier, now_s) <= limit):
                 return
             for block in reversed(holding.chain):
                 if not block.has(tier):
@@ -294,6 +315,11 @@ class Book:
                     if seen[block.key] < len(block.holders):
                         continue
                 yield block
+
+    def _rank(self, holding: Holding, tier: Tier, now_s: float) -> tuple[float, ...]:
+        """The greater, the sooner its copies in `tier` go: demoted ones before all others."""
+        demoted = holding.demoted_to is not None and tier < holding.demoted_to
+        return (demoted, *self.rank(holding, now_s))
 
     def check(self) -> None:
         """Recount what `place`, `vacate` and `hold` counted."""
@@ -319,7 +345,6 @@ class Book:
                 assert self.holdings.get(holding.session) is holding, "a holder is not in the book"
 
 
-def _rank(holding: Holding, tier: Tier, now_s: float) -> tuple[bool, float]:
-    """The greater, the sooner its copies in `tier` go."""
-    demoted = holding.demoted_to is not None and tier < holding.demoted_to
-    return demoted, holding.back_in_s(now_s)
+def back_last(holding: Holding, now_s: float) -> tuple[float, ...]:
+    """Whoever is expected back last gives way first."""
+    return (holding.back_in_s(now_s),)

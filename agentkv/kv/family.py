@@ -119,7 +119,8 @@ def hand_over(session: str, *, source: Tiers, to: Tiers) -> None:
         to._family.adopt(to._book, keys)
         to._book.hold(session, holding.task, keys, holding.tokens, holding.used_s)
         ours = to._book.holdings[session]
-        ours.template_blocks, ours.background = holding.template_blocks, holding.background
+        for fact in ("template_blocks", "background", "order", "priority", "recompute_s", "expected_s", "forecast"):
+            setattr(ours, fact, getattr(holding, fact))
     with source._locked():
         source._moves.forget(session)
         source._guard.room_changed = True

@@ -42,7 +42,7 @@ class Leases:
         holding = self._book.holdings.get(session)
         if holding is not None:
             holding.used_s = self._now_s()
-            holding.expected_s = holding.demoted_to = None
+            holding.expected_s = holding.demoted_to = holding.forecast = None
         blocks = self.leading(keys)
         for block in blocks:
             block.pins += 1

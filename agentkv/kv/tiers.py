@@ -19,9 +19,7 @@ import torch
 
 from agentkv.clock import Clock, SystemClock
 from agentkv.core.rates import Rates
-from agentkv.core.residency import Action, Move, Receipt, Residency, Tier
-from agentkv.errors import Closed
-from agentkv.kv.audit import check, facts, figures
+from agentkv.kv.audit import check, figures
 from agentkv.kv.book import Book
 from agentkv.kv.carrier import Carrier
 from agentkv.kv.device import DevicePool
@@ -30,14 +28,15 @@ from agentkv.kv.gauge import reckoned
 from agentkv.kv.geometry import BLOCK_TOKENS, Geometry
 from agentkv.kv.guard import Guard
 from agentkv.kv.index import BlockKey
-from agentkv.kv.keep import Describe, Keep, Revived
+from agentkv.kv.keep import Keep, Revived
 from agentkv.kv.leases import Leases
 from agentkv.kv.moves import Moves
+from agentkv.kv.planner_side import PlannerSide
 from agentkv.kv.slab import Slab
 from agentkv.kv.streams import Event, Memory, Streams, streams_for
 from agentkv.kv.ticket import Lease
 from agentkv.kv.transfers import Transfers
-from agentkv.log import failed, warn_once
+from agentkv.log import warn_once
 
 PREFILL_TOKENS_S = 300.0
 """Until the engine has measured its own."""
@@ -45,7 +44,7 @@ _LAST_NOTES_S = 2.0
 """How long `close` waits for notes that are being written."""
 
 
-class Tiers:
+class Tiers(PlannerSide):
     """Blocks in device, host and disk memory. Thread-safe; a context manager.
 
     `slab` is closed with it. With a `family` instead of `host_bytes` and `slab`, they are shared with other devices. With
@@ -216,111 +215,22 @@ class Tiers:
         *,
         template_tokens: int = 0,
         background: bool = False,
+        order: int = 0,
+        priority: int = 0,
     ) -> None:
         """What the session's context consists of now, in order. Blocks that no session holds any more are freed.
 
         `template_tokens`: so many of its first tokens are a template that other tasks begin with. `background`: a
-        side branch that nobody waits for.
+        side branch that nobody waits for. `order`: its task's place in order of arrival. `priority`: of its calls.
         """
         with self._locked():
             for block in self._book.hold(session, task, keys, tokens, self._clock.now_s()):
                 self._transfers.forget(block)
             holding = self._book.holdings[session]
             holding.template_blocks = template_tokens // BLOCK_TOKENS
-            holding.background = background
+            holding.background, holding.order, holding.priority = background, order, priority
+            holding.recompute_s = self._recompute_s(tokens)
             self._guard.room_changed = True
-
-    # -- the planner's side
-
-    def residency(self, session: str) -> Residency | None:
-        """Where the session's blocks are and what bringing them back would cost; None if unknown."""
-        with self._lock:
-            holding = self._book.holdings.get(session)
-            if holding is None:
-                return None
-            recompute_s = self._recompute_s(holding.tokens)
-            return facts(holding, self._transfers, recompute_s=recompute_s, pressed=self._pressed)
-
-    def apply(self, move: Move, on_receipt: Callable[[Receipt], None] | None = None) -> bool:
-        """Carry out `move`, now. True if it was handed to a mover's thread, from which the receipt will come; else the
-        receipt has come when this returns. Costs the same for any context. Never raises.
-        """
-
-        def deliver(receipt: Receipt) -> None:
-            self._moved[receipt.outcome.value] += 1
-            if receipt.blocks and move.to == Tier.DISK:
-                self._keep.note(move.session)
-            elif move.action == Action.DROP:
-                self._keep.forget(move.session)
-            if on_receipt is not None:
-                on_receipt(receipt)
-
-        try:
-            with self._locked():
-                self._refuse_if_closed()
-                self._moved[move.action.value] += 1
-                self._guard.room_changed |= move.action == Action.DROP
-                return self._moves.carry_out(move, deliver)
-        except Exception as error:
-            failed("kv_move_failed", session=move.session, action=move.action.value, error=repr(error))
-            receipt = self._moves.failure(move, repr(error))
-            self._guard.call(lambda: deliver(receipt))
-            return False
-
-    def drop(self, session: str) -> None:
-        """Forget the session without writing a byte (A6). Blocks that others hold stay; so do those that a sequence
-        uses, until it releases them.
-        """
-        with self._locked():
-            if self._closed:
-                return
-            self._moves.forget(session)
-            self._guard.room_changed = True
-        self._keep.forget(session)
-
-    def drop_task(self, task: str) -> None:
-        """`drop` each of the task's sessions; their templates stay for a short window, if nobody needs the room."""
-        with self._locked():
-            if self._closed:
-                return
-            sessions = [one.session for one in self._book.holdings.values() if one.task == task]
-            for session in sessions:
-                self._moves.forget(session, keep_template=True)
-            self._guard.room_changed = True
-        for session in sessions:
-            self._keep.forget(session)
-
-    def describe(self, fn: Describe) -> None:
-        """Have `fn` asked, from any thread, what to keep of a session beside its blocks, when it goes to disk."""
-        self._keep.describe = fn
-
-    def save(self, timeout_s: float) -> bool:
-        """Write every session to disk for the next process, latest used first. False if there is no lasting disk, or
-        not all was written in time.
-        """
-        if not self._keep.lasting:
-            return False
-        with self._lock:
-            sessions = [one.session for one in sorted(self._book.holdings.values(), key=lambda one: -one.used_s)]
-        return self._keep.save(sessions, self.apply, lambda: self.quiesce(timeout_s), timeout_s)
-
-    def vacate(self, session: str, tier: Tier) -> int:
-        """Give up the session's unused copies in `tier` that are elsewhere too, pressed or not; returns how many."""
-        with self._locked():
-            holding = None if self._closed else self._book.holdings.get(session)
-            found = [] if holding is None else [b for b in reversed(holding.chain) if b.has(tier) and b.evictable(tier)]
-            spare = [b for b in found if any(b.has(other) for other in Tier if other != tier)]
-            for block in spare:
-                self._transfers.evict(block, tier)
-            self._guard.room_changed = True
-            return len(spare)
-
-    def expect(self, session: str, at_s: float | None) -> None:
-        """When the session is expected back (monotonic; None = unknown): whoever is back last is evicted first."""
-        with self._lock:
-            holding = self._book.holdings.get(session)
-            if holding is not None:
-                holding.expected_s = at_s
 
     def on_room(self, fn: Callable[[], None]) -> None:
         """Have `fn` called, from any thread, whenever blocks may have become free or evictable."""
@@ -383,13 +293,6 @@ class Tiers:
         if not ended:  # a thread hangs in the kernel and may still touch memory and files: leave it both
             warn_once("kv_left_to_a_hung_disk", reason=self._transfers.stalled)
         self._family.leave(self._transfers, hung=not ended)
-
-    def _recompute_s(self, tokens: int) -> float:
-        return tokens / self.prefill_tokens_s if self._rates is None else self._rates.recompute_s(tokens)
-
-    def _refuse_if_closed(self) -> None:
-        if self._closed:
-            raise Closed("the KV tiers are closed")
 
     def __enter__(self) -> Self:
         return self

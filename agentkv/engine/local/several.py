@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
 
+from agentkv.core.forecast import Forecast
 from agentkv.core.residency import Move, Receipt, Residency
 from agentkv.core.task import Caller
 from agentkv.engine.base import Request, Stream
@@ -123,9 +124,14 @@ class LocalEngines:
     def apply(self, move: Move, on_receipt: Callable[[Receipt], None] | None = None) -> bool:
         return self._of_session(move.session).apply(move, on_receipt)
 
-    def expect(self, session: str, at_s: float | None) -> None:
-        """When the session is expected back (monotonic seconds; None: unknown)."""
-        self._of_session(session).expect(session, at_s)
+    def expect(
+        self, session: str, at_s: float | None, forecast: Forecast | None = None, started_s: float | None = None
+    ) -> None:
+        self._of_session(session).expect(session, at_s, forecast, started_s)
+
+    def rank_by(self, rank: Callable[[Any, float], tuple[float, ...]]) -> None:
+        for engine in self.engines:
+            engine.rank_by(rank)
 
     def finish_task(self, task: str) -> None:
         with self._lock:
