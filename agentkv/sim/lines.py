@@ -6,12 +6,13 @@ Covers compression, encodings, cut and oversized lines, and the tally. What a re
 from __future__ import annotations
 
 import codecs
+import contextlib
 import gzip
 import json
 import zlib
 from collections import Counter
 from collections.abc import Callable, Iterator
-from io import BufferedReader
+from io import BufferedReader, TextIOWrapper
 from pathlib import Path
 from typing import IO, Any
 
@@ -77,7 +78,7 @@ def records(
         number = 0
         for number, line, whole in _lines(raw, tally):
             if progress is not None and number % _PROGRESS_LINES == 0:
-                progress(min(raw.tell(), size_bytes), size_bytes)
+                progress(min(raw.tell(), size_bytes) if raw.seekable() else 0, size_bytes)
             text = line.strip()
             if not text:
                 tally.note("blank line")
@@ -109,18 +110,32 @@ def _lines(raw: BufferedReader, tally: Tally) -> Iterator[tuple[int, bytes, bool
     """(number, bytes, whether its end of line was there), in UTF-8 whatever the file's encoding."""
     number = 0
     try:
-        for number, line in enumerate(_split(_decoded(raw)), start=1):
-            if len(line) > LONGEST_LINE_BYTES:
-                tally.records += 1
-                tally.skip(number, f"longer than {LONGEST_LINE_BYTES >> 20} MiB")
-                continue
-            yield number, line, line.endswith((b"\n", b"\r"))
+        with contextlib.closing(_decoded(raw)) as stream:
+            for number, line in enumerate(_split(stream), start=1):
+                if len(line) > LONGEST_LINE_BYTES:
+                    tally.records += 1
+                    tally.skip(number, f"longer than {LONGEST_LINE_BYTES >> 20} MiB")
+                else:
+                    yield number, line, line.endswith((b"\n", b"\r"))
     except (EOFError, zlib.error, gzip.BadGzipFile):
         tally.records += 1
         tally.skip(number + 1, "cut or damaged compression")
     except OSError as error:
         tally.records += 1
         tally.skip(number + 1, f"reading failed: {error.strerror or error}")
+
+
+class _Recoded:
+    """A stream in a wide encoding, read as UTF-8: `readline` counts characters, and only a line feed ends a line."""
+
+    def __init__(self, stream: IO[bytes], encoding: str) -> None:
+        self._text = TextIOWrapper(stream, encoding=encoding, errors="replace", newline="\n")
+
+    def readline(self, size: int) -> bytes:
+        return self._text.readline(size).encode("utf-8", "replace")
+
+    def close(self) -> None:
+        self._text.close()
 
 
 def _split(stream: IO[bytes]) -> Iterator[bytes]:
@@ -139,7 +154,7 @@ def _decoded(raw: BufferedReader) -> Any:
     start = stream.peek(4)[:4]
     for bom, encoding in _WIDE:
         if start.startswith(bom):
-            return codecs.EncodedFile(stream, "utf-8", encoding, errors="replace")
+            return _Recoded(stream, encoding)
     if start.startswith(codecs.BOM_UTF8):
         stream.read(len(codecs.BOM_UTF8))
     return stream

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
@@ -91,3 +92,11 @@ def test_this_machine_is_a_card_once_it_was_measured(tmp_path, monkeypatch):
         costs_from_options("m", "measured")
     with pytest.raises(ConfigError, match="leave --gpus"):
         costs_from_options("m", "measured", gpus=2, device_memory="1GiB")
+
+
+def test_the_page_shows_what_is_really_printed(monkeypatch):
+    """docs/plan.md's example, line for line."""
+    monkeypatch.setenv("COLUMNS", "100")
+    shown = [line.rstrip() for line in run("--tasks", "300", "--steps", "12", "--tokens-per-call", "1500").splitlines()]
+    page = (Path(__file__).parents[2] / "docs" / "plan.md").read_text(encoding="utf-8")
+    assert "\n".join(shown).rstrip() in page

@@ -5,8 +5,10 @@ from __future__ import annotations
 import gzip
 import json
 import math
+import os
 import subprocess
 import sys
+import threading
 import tracemalloc
 
 import pytest
@@ -56,6 +58,9 @@ def read(tmp_path, data, **options):
         (GOOD.replace("\n", "\r\n").encode(), 3, {}),
         (b"\xef\xbb\xbf" + GOOD.encode(), 3, {}),
         (GOOD.encode("utf-16"), 3, {}),
+        (GOOD.replace('"a"', '"a\u2028b"').encode("utf-16"), 3, {}),
+        (GOOD.encode("utf-16")[:-7], 2, {"cut last line": 1}),
+        (gzip.compress(GOOD.encode("utf-16")), 3, {}),
         (b"\xff\xfe\x00\x00" + GOOD.encode("utf-32-le"), 3, {}),
         (gzip.compress(GOOD.encode()), 3, {}),
         (GOOD.encode() + b'{"session":"\xff\xfe"}\n', 3, {"not UTF-8": 1}),
@@ -92,6 +97,19 @@ def test_a_file_that_is_not_there_is_an_error_with_its_name(tmp_path):
         load(tmp_path / "nothing.jsonl")
     with pytest.raises(ConfigError, match="cannot be read"):
         load(tmp_path)
+
+
+def test_a_pipe_is_read_like_a_file(tmp_path):
+    """It has no length and no position; progress stays at nothing."""
+    path = tmp_path / "pipe"
+    os.mkfifo(path)
+    data = text(*(record(step, session=f"s{step}") for step in range(12_000)))
+    writer = threading.Thread(target=path.write_text, args=(data,))
+    writer.start()
+    told = []
+    trace = counted(load(path, progress=lambda done, size: told.append((done, size))))
+    writer.join()
+    assert (12_000, {(0, 0)}) == (len(trace), set(told))
 
 
 def test_a_line_without_end_does_not_fill_the_memory(tmp_path, monkeypatch):
