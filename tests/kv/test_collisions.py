@@ -331,18 +331,21 @@ def test_a_write_of_nothing_does_not_count_as_a_success(rig, small_jobs, monkeyp
 
 
 def test_a_write_planned_in_the_moment_of_the_stall_goes_home(hung):
-    """Four writers hang; the copy that ends then sends its block on to a lane where nobody works."""
-    streams = GatedStreams()
-    r = hung(streams=streams)
+    """Four writers hang; the section that sends a block on from the host is the one that finds it out."""
+    r = hung()
     _four_hung_writes(r)
     r.turn_of("e", r.keys("e", 1))
-    streams.gated = True
+    settle = r.tiers._transfers.settle
+
+    def slow_settle(lane, block, **options):
+        if lane == "d2h":
+            r.clock.advance(OVERDUE_S)
+        settle(lane, block, **options)
+
+    r.tiers._transfers.settle = slow_settle
     r.move("e", Action.WRITE, Tier.DISK)
-    assert streams.began.wait(5)
-    r.clock.advance(OVERDUE_S)  # found by the section in which the copy ends
-    streams.go.set()
     _wait_for(r, lambda: len(r.receipts) == 5)
-    assert [Outcome.FAILED] * 4 == [one.outcome for one in r.receipts if one.move.session != "e"]
+    assert [Outcome.FAILED] * 5 == [receipt.outcome for receipt in r.receipts]
     assert 0 == r.tiers.stats()["moving_blocks"]
     assert 1 == r.where("e")[1]
 
@@ -468,6 +471,21 @@ def test_saving_to_a_disk_that_is_known_to_hang_returns_at_once(hung):
     r.slab.go.set()
     assert r.tiers._keep.flush(5)
     assert {} == r.slab.notes
+
+
+def test_saving_waits_for_notes_no_longer_than_it_was_told_to(hung):
+    """The blocks are on disk; that the notes are not is what it says."""
+    r = hung(store="s")
+    r.turn_of("a", r.keys("a", 1))
+    r.slab.hang.add("note")
+    _moved(r, "a", Action.WRITE, Tier.DISK)
+    assert r.slab.hanging.acquire(timeout=5)
+    saved = []
+    assert _returns(lambda: saved.append(r.tiers.save(0.1)))
+    assert [False] == saved
+    r.slab.go.set()
+    assert r.tiers.save(5)
+    assert {"a"} == set(r.slab.notes)
 
 
 # -- receipts

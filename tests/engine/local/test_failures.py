@@ -220,8 +220,8 @@ def test_a_first_step_that_cannot_be_settled_does_not_spin_the_engine(broken_dev
 
 
 def test_the_tail_of_a_load_that_nobody_confirmed_is_not_kept(tiny, start, ask, park):
-    """The call fails in the step that computes on the loaded blocks: its partial block may be nonsense, and the next
-    call must not find it.
+    """The load fails while a step computes on its blocks, and then the step: the call's partial block is nonsense, and
+    the next call must not find it.
     """
     streams = LateFailingStreams()
     engine = start(streams=streams)
@@ -231,14 +231,14 @@ def test_the_tail_of_a_load_that_nobody_confirmed_is_not_kept(tiny, start, ask, 
     forward = engine._runner.forward
 
     def bad_forward(_spans):
+        streams.gate.set()
+        _wait_for(lambda: engine.tiers._transfers.dead)
         raise RuntimeError("out of memory in this step")
 
     engine._runner.forward = bad_forward
     prompt = _prompt(0, 100) + first.text + " more"
     with pytest.raises(ModelError, match="out of memory"):
         engine.submit(ask(prompt, 6, task="a")).result(20)
-    streams.gate.set()
-    engine.tiers.quiesce(10)
     streams.gate, engine._runner.forward = None, forward
     again = engine.submit(ask(prompt, 6, task="a")).result(20)
     assert tiny.greedy(prompt, 6) == list(again.token_ids)
