@@ -407,8 +407,9 @@ def test_the_rest_of_a_prefetch_does_not_queue_behind_a_stalled_disk(hung, small
     r.tiers.tick()
     gate.set()
     _wait_for(r, lambda: len(r.receipts) == 1)
-    stats = r.tiers.stats()
     assert (Outcome.FAILED, 0) == (r.receipts[0].outcome, r.receipts[0].blocks)
+    assert r.receipts[0].detail.startswith("8 of 8 blocks")
+    stats = r.tiers.stats()
     assert (0, 40) == (stats["moving_blocks"], stats["device"]["free"])
 
 

@@ -51,7 +51,7 @@ class LateFailure:
 
 
 class LateFailingStreams(CpuStreams):
-    """While there is a `gate`, copies up are issued, leave nonsense and fail when it is set.
+    """While there is a `gate`, copies up are issued, leave nonsense and fail when it is set; once it is, they raise.
 
     With `before_compute`, they have failed when compute is told to wait for them.
     """
@@ -66,6 +66,8 @@ class LateFailingStreams(CpuStreams):
     def copy(self, direction, runs, after):
         if direction == "d2h" or self.gate is None:
             return super().copy(direction, runs, after)
+        if self.gate.is_set():
+            raise RuntimeError("the copy failed")
         for run in runs:
             self._bound.pool.pool[run.device_block : run.device_block + run.n] = 3.0
         return LateFailure(self.gate)
@@ -258,6 +260,27 @@ def test_a_load_that_fails_between_its_issue_and_the_start_is_computed_again(tin
     streams.gate = None
     assert tiny.greedy(prompt, 6) == list(call.result(20).token_ids)
     assert 0 == engine.stats()["kv"]["device"]["pinned"]
+
+
+def test_a_call_whose_blocks_cannot_be_given_back_after_a_failed_load_is_ended(tiny, start, ask, park):
+    """It was to compute them again: its caller hears of the error instead, and the next call works."""
+    streams = LateFailingStreams()
+    engine = start(streams=streams)
+    first = engine.submit(ask(_prompt(0, 100), 4, task="a")).result(20)
+    park(engine, first.session, Tier.HOST)
+    release = engine.tiers.release
+
+    def bad_release(*_args, **_options):
+        engine.tiers.release = release
+        raise RuntimeError(LOST)
+
+    streams.gate, engine.tiers.release = threading.Event(), bad_release
+    streams.gate.set()
+    prompt = _prompt(0, 100) + first.text + " more"
+    with pytest.raises(ModelError, match="illegal memory access"):
+        engine.submit(ask(prompt, 6, task="a")).result(5)
+    streams.gate = None
+    assert tiny.greedy(prompt, 6) == list(engine.submit(ask(prompt, 6, task="a")).result(20).token_ids)
 
 
 # -- ends
