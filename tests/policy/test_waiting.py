@@ -3,7 +3,7 @@
 from bisect import bisect_right
 
 import pytest
-from hypothesis import assume, given
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from agentkv.core.forecast import Forecast
