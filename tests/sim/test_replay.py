@@ -137,6 +137,14 @@ def test_a_slow_machine_is_seen_where_it_was_slow() -> None:
     assert [1.0, 1.0, 2.0] == [pytest.approx(pace(time_s), rel=0.03) for time_s in (0.0, 60.0, 101.0)]
 
 
+def test_both_sides_count_the_same_stalls() -> None:
+    """A call before which no tool ran is no resume, in the record and in its replay."""
+    (calls,) = lone_session().sessions
+    quiet = replace(lone_session(), sessions=((calls[0], replace(calls[1], tool=""), calls[2]),))
+    told = replay.compare(quiet, steptimes.calibrated(lone_session()))
+    assert [1, 1] == [len(told.measured.stalls_s), len(told.predicted.stalls_s)]
+
+
 @pytest.mark.parametrize(
     ("predicted", "measured", "error"), [(1.0, 1.0, 0.0), (1.5, 1.0, 0.5), (0.0, 0.0, 0.0), (0.1, 0.0, math.inf)]
 )
