@@ -7,6 +7,7 @@
 | report.py | `agentkv report` |
 | plan.py | `agentkv plan` |
 | simulate.py | `agentkv simulate`, with lanes.py |
+| replay.py | `agentkv replay` |
 | sessions.py | `agentkv sessions list`, `agentkv sessions drop` |
 
 A command is a module with `register(app)`; add it to `COMMANDS`. Commands that need an agent framework (`agentkv demo`)
@@ -22,10 +23,10 @@ from typing import Annotated
 import typer
 
 import agentkv
-from agentkv.cli import calibrate, doctor, plan, report, sessions, simulate
+from agentkv.cli import calibrate, doctor, plan, replay, report, sessions, simulate
 from agentkv.errors import AgentKVError
 
-COMMANDS = (doctor, calibrate, plan, simulate, report, sessions)
+COMMANDS = (doctor, calibrate, plan, simulate, replay, report, sessions)
 """In the order in which `agentkv --help` lists them."""
 
 app = typer.Typer(
