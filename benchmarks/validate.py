@@ -2,7 +2,7 @@
 
 Figures: `stall_error`, `task_time_error`: |predicted - measured| / measured of the means over all runs, the prediction
 being the mean of 20 replays of each run on a machine as uneven as the recorded one. Beside them: the same for a machine
-of constant speed, for each run alone, with the constants of the run before, and how far two runs with the same seed
+of constant speed, with the constants of the run before, in the plain simulator of the policy matrix, and how far two runs with the same seed
 were from each other (A/A). What is fitted and what is not: docs/validation.md.
 
     python benchmarks/validate.py [--seeds 0,0,1,2] [--records a.jsonl,b.jsonl] [--keep FOLDER] [--json]
@@ -23,8 +23,10 @@ from common import arguments, emit, say
 
 from agentkv.sim import record as records
 from agentkv.sim.costs import Costs
+from agentkv.sim.device import Call
 from agentkv.sim.record import Record
-from agentkv.sim.replay import Side, drawn, relative_error
+from agentkv.sim.replay import Side, drawn, relative_error, rules_of, workload_of
+from agentkv.sim.simulator import Simulator, Task
 from agentkv.sim.steptimes import calibrated, machine_pace, unevenness
 from agentkv.sim.stepwise import Pace, steady
 
@@ -76,6 +78,7 @@ def figures(told: list[tuple[str, Record]], args: Any) -> dict[str, Any]:
                 **sides("measured", [Side(stalls_s=one.stalls_s, tasks_s=one.tasks_s)]),
                 **predicted("predicted", one, costs, pace),
                 **predicted("constant_speed", one, costs, steady),
+                **sides("plain", [plain(one, costs)]),
                 **({} if before is None else predicted("constants_of_last", one, before, steady)),
                 "unevenness": round(unevenness(one, costs, pace=pace), 3),
                 "step_ms": round(1e3 * costs.decode_s(4000), 1),
@@ -90,6 +93,8 @@ def figures(told: list[tuple[str, Record]], args: Any) -> dict[str, Any]:
         "task_time_error": error(rows, "predicted", "task_s"),
         "stall_error_constant_speed": error(rows, "constant_speed", "stall_s"),
         "task_time_error_constant_speed": error(rows, "constant_speed", "task_s"),
+        "stall_error_plain": error(rows, "plain", "stall_s"),
+        "task_time_error_plain": error(rows, "plain", "task_s"),
         "stall_error_constants_of_last": error(rows[1:], "constants_of_last", "stall_s"),
         "task_time_error_constants_of_last": error(rows[1:], "constants_of_last", "task_s"),
         "stall_a_over_a": a_over_a(rows, "stall_s"),
@@ -103,6 +108,38 @@ def predicted(side: str, one: Record, costs: Costs, pace: Pace) -> dict[str, flo
     told = drawn(one, costs, pace=pace)
     spread = statistics.stdev(each.stall_mean_s for each in told)
     return {**sides(side, told), f"{side}_stall_sd_s": round(spread, 3)}
+
+
+class Plain(Simulator):
+    """The simulator that makes the policy matrix, with each turn's stall."""
+
+    def run_through(self) -> tuple[dict[str, list[float]], dict[str, float]]:
+        """Each session's stalls, and its end."""
+        self.stalls_s: dict[str, list[float]] = {}
+        self.ended_s: dict[str, float] = {}
+        self.run()
+        return self.stalls_s, self.ended_s
+
+    def _call_ended(self, call: Call) -> None:
+        task = call.owner
+        assert isinstance(task, Task)
+        assert call.first_step_s is not None
+        again_s = task.lost_s if task.index else 0.0
+        self.stalls_s.setdefault(task.context.name, []).append(call.first_step_s - task.arrived_s + again_s)
+        self.ended_s[task.context.name] = self.now_s()
+        super()._call_ended(call)
+
+
+def plain(one: Record, costs: Costs) -> Side:
+    """One replay in the plain simulator, at constant speed."""
+    load = workload_of(one)
+    simulator = Plain(load, costs, rules_of(one), shared_tokens=one.sizes.shared_tokens)
+    stalls_s, ended_s = simulator.run_through()
+    after_tool = ((calls[0].session, i + 1) for calls in one.sessions for i, call in enumerate(calls[:-1]) if call.tool)
+    return Side(
+        stalls_s=tuple(stalls_s[name][i] for name, i in after_tool),
+        tasks_s=tuple(ended_s[each.name] - at_s for each, at_s in zip(load.sessions, load.arrivals_s, strict=True)),
+    )
 
 
 def sides(name: str, told: list[Side]) -> dict[str, float]:
