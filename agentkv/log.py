@@ -6,7 +6,6 @@ the standard library's logger of that name.
 
 from __future__ import annotations
 
-import logging
 import sys
 import threading
 from collections import Counter
@@ -21,6 +20,8 @@ class StandardLogger:
     """structlog's calls on the standard logger: `event` first, the fields behind it as key=value."""
 
     def __init__(self) -> None:
+        import logging  # 12 ms that `import agentkv` must not pay
+
         self._logger = logging.getLogger("agentkv")
 
     def info(self, event: str, **fields: Any) -> None:

@@ -32,7 +32,7 @@ class ToolStatus(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolFacts:
-    """What is said about a tool call. Never its arguments: `command` is at most the first command word."""
+    """What is said about a tool call. Never its arguments: `command` is at most the first command word and a sub-command."""
 
     call_id: str
     tool: str

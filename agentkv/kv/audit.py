@@ -92,6 +92,8 @@ def facts(holding: Holding, transfers: Transfers, *, recompute_s: float, pressed
         has_disk=transfers.has_disk,
         pressed=pressed,
         background=holding.background,
+        free_blocks=len(transfers.device.free),
+        host_free_blocks=0 if transfers.host is None else len(transfers.host.free),
     )
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import threading
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, TypeVar, overload
 
@@ -19,15 +18,16 @@ from agentkv.core.task import Caller, PriorityClass
 from agentkv.core.usage import Usage
 from agentkv.engine.base import Engine, Request, Stream
 from agentkv.errors import Closed
-from agentkv.hints.features import command_word
-from agentkv.hints.forecaster import Forecaster
+from agentkv.hints.features import command_words, size_bytes
+from agentkv.policy.rules import Rules
 from agentkv.runtime import identity
 from agentkv.runtime.books import Books
-from agentkv.runtime.build import planner_for, policy_of
+from agentkv.runtime.build import last_session_of, planner_for, rules_of
 from agentkv.runtime.calls import ModelCalls
 from agentkv.runtime.desk import ToolDesk
 from agentkv.runtime.emit import Emitter
 from agentkv.runtime.hosts import find_host
+from agentkv.runtime.learned import Learned, default_path
 from agentkv.runtime.prefixes import Prefixes
 from agentkv.runtime.tasks import TaskScope
 from agentkv.runtime.tools import ToolScope
@@ -47,7 +47,7 @@ class AgentKV:
     """
 
     def __init__(
-        self, *, engine: Engine, policy: Policy, books: Books, forecaster: Forecaster, host: Host, clock: Clock
+        self, *, engine: Engine, policy: str | Policy | Rules, books: Books, learned: Learned, host: Host, clock: Clock
     ) -> None:
         self.engine = engine
         self.host = host
@@ -55,10 +55,11 @@ class AgentKV:
         self._books = books
         self._emitter = Emitter(clock=clock)
         self._receipts: list[Callable[[Receipt], None]] = [books.move]
-        self._planner = planner_for(engine, policy, forecaster, clock, self._tell_receipt)
+        self._learned = learned
+        self._planner = planner_for(engine, rules_of(policy), learned.forecaster, clock, self._tell_receipt)
         self._desk = ToolDesk(
             planner=self._planner,
-            forecaster=forecaster,
+            forecaster=learned.forecaster,
             books=books,
             emitter=self._emitter,
             clock=clock,
@@ -93,7 +94,7 @@ class AgentKV:
         host_memory: int | str | None = "auto",
         disk: str | Path | None = None,
         disk_memory: int | str = "4GiB",
-        policy: str | Policy = "ladder",
+        policy: str | Policy | Rules = "lazy",
         dtype: str = "auto",
         ledger: str | None = None,
         salt: str = "",
@@ -111,7 +112,7 @@ class AgentKV:
             disk: a folder for the disk tier; None switches it off. A folder that cannot be used switches it off
                 with one warning.
             disk_memory: bytes that the disk tier may take.
-            policy: a name ("ladder", "keep"), or one that `from agentkv.policy import ladder` made.
+            policy: a name ("lazy", "hazard", "ladder", "keep"), or one that `from agentkv.policy import ladder` made.
             dtype: "auto", "bfloat16", "float16" or "float32".
             ledger: None (SQLite in the user's data folder), "memory", or a database URL.
             salt: a tenant's secret; sessions under different salts never share blocks.
@@ -124,7 +125,7 @@ class AgentKV:
         """
         from agentkv.runtime.build import local_engine
 
-        chosen = policy_of(policy)
+        chosen = rules_of(policy)
         engine = local_engine(
             model,
             device=device,
@@ -153,27 +154,27 @@ class AgentKV:
         from agentkv.engine.remote import RemoteEngine
 
         engine = RemoteEngine(base_url=base_url, model=model, api_key=api_key, timeout_s=timeout_s)
-        return cls._assemble(engine, policy=policy_of("keep"), ledger=ledger)
+        return cls._assemble(engine, policy="keep", ledger=ledger)
 
     @classmethod
     def with_engine(
         cls,
         engine: Engine,
         *,
-        policy: str | Policy = "ladder",
+        policy: str | Policy | Rules = "lazy",
         ledger: str | None = "memory",
         host: Host | None = None,
         clock: Clock | None = None,
     ) -> Self:
         """Any object that answers model calls; `ScriptedEngine` for tests."""
-        return cls._assemble(engine, policy=policy_of(policy), ledger=ledger, host=host, clock=clock)
+        return cls._assemble(engine, policy=policy, ledger=ledger, host=host, clock=clock)
 
     @classmethod
     def _assemble(
         cls,
         engine: Engine,
         *,
-        policy: Policy,
+        policy: str | Policy | Rules,
         ledger: str | None,
         host: Host | None = None,
         clock: Clock | None = None,
@@ -182,18 +183,13 @@ class AgentKV:
 
         clock = clock or SystemClock()
         try:
+            rules = rules_of(policy)
             books = Books(ledger=open_ledger(ledger), clock=clock, model=engine.model)
         except BaseException:
             engine.close()
             raise
-        return cls(
-            engine=engine,
-            policy=policy,
-            books=books,
-            forecaster=Forecaster(),
-            host=host or find_host(),
-            clock=clock,
-        )
+        learned = Learned(None if ledger == "memory" else default_path(), now_s=clock.now_s())
+        return cls(engine=engine, policy=rules, books=books, learned=learned, host=host or find_host(), clock=clock)
 
     # -- model calls
 
@@ -205,6 +201,7 @@ class AgentKV:
         """
         self._check_open()
         stream = self._model_calls.submit(request)
+        self._learned.save_if_due(self._clock.now_s())
         for key in self._books.idle_too_long():
             self.finish(key)
         return stream
@@ -281,20 +278,26 @@ class AgentKV:
         *,
         args: Any = None,
         expect_s: float | None = None,
+        timeout_s: float | None = None,
+        duration_key: str = "",
         call_id: str | None = None,
         session: str | None = None,
     ) -> ToolScope:
         """`with kv.tool("pytest", args={"cmd": cmd})`: tell that a tool runs, so that its wait can be used.
 
-        `args` is looked at for its first command word and never stored. `expect_s` is your own estimate, if you
-        have one. `session` names whose context waits; by default the one that the caller used last.
+        `args` is looked at for its command words and its size and never stored. `expect_s` is your own estimate,
+        `timeout_s` when the call is ended at the latest, `duration_key` a name for calls that take equally long, if you
+        have them. `session` names whose context waits; by default the one that the caller used last.
         """
         self._check_open()
         return ToolScope(
             self._desk,
             tool=name,
-            command=command_word(args),
+            command=command_words(args),
+            arg_bytes=size_bytes(args),
             expect_s=expect_s,
+            timeout_s=timeout_s,
+            duration_key=duration_key,
             call_id=call_id or f"call-{next(self._ids)}",
             session=session,
         )
@@ -376,6 +379,7 @@ class AgentKV:
         if self._planner is not None:
             self._planner.close()
         self.engine.close()
+        self._learned.close()
         self._books.close()
 
     def __enter__(self) -> Self:
@@ -389,12 +393,4 @@ class AgentKV:
             raise Closed("this AgentKV is closed; make a new one")
 
     def _last_session(self, caller: Caller) -> str | None:
-        """The caller's own branch's last session, else that of the branch it was sent from."""
-        last_session = getattr(self.engine, "last_session", None)
-        if last_session is None:
-            return None
-        while True:
-            session: str | None = last_session(caller)
-            if session is not None or not caller.branch:
-                return session
-            caller = replace(caller, branch=caller.branch.rpartition("|")[0])
+        return last_session_of(self.engine, caller)

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from agentkv.clock import Clock
 from agentkv.core.residency import Policy, Receipt
+from agentkv.core.task import Caller
 from agentkv.engine.base import Engine, TieredEngine
 from agentkv.errors import ConfigError, ExtraMissing
 from agentkv.hints.forecaster import Forecaster
+from agentkv.policy.evict import next_use
+from agentkv.policy.rules import Rules
 from agentkv.runtime.planner import Planner
 from agentkv.units import GIB, parse_bytes
 
@@ -77,19 +81,37 @@ def _tier_bytes(size: int | str, option: str) -> int:
     return size_bytes
 
 
-def policy_of(policy: str | Policy) -> Policy:
-    """A policy from its name, or as it is."""
-    if not isinstance(policy, str):
+def rules_of(policy: str | Policy | Rules) -> Rules:
+    """The rules of a name, of a plain policy, or as they are. ConfigError for a name that the runtime cannot run."""
+    if isinstance(policy, Rules):
         return policy
-    from agentkv.policy import make_policy
+    if not isinstance(policy, str):
+        return Rules(name="custom", decide=policy, evict_key=next_use)
+    from agentkv.policy import OURS, make_rules
 
-    return make_policy(policy)
+    if policy not in OURS:
+        raise ConfigError(f"policy={policy!r} is unknown; there are {', '.join(OURS)}")
+    return make_rules(policy)
 
 
 def planner_for(
-    engine: Engine, policy: Policy, forecaster: Forecaster, clock: Clock, on_receipt: Callable[[Receipt], None]
+    engine: Engine, rules: Rules, forecaster: Forecaster, clock: Clock, on_receipt: Callable[[Receipt], None]
 ) -> Planner | None:
-    """A planner for an engine whose KV can be moved; None for others."""
+    """A planner for an engine whose KV can be moved, which is told who gives way; None for others."""
     if not hasattr(engine, "residency"):
         return None
-    return Planner(engine=engine, policy=policy, forecaster=forecaster, clock=clock, on_receipt=on_receipt)  # type: ignore[arg-type]
+    if hasattr(engine, "rank_by"):
+        engine.rank_by(rules.evict_key)
+    return Planner(engine=engine, policy=rules.decide, forecaster=forecaster, clock=clock, on_receipt=on_receipt)  # type: ignore[arg-type]
+
+
+def last_session_of(engine: Engine, caller: Caller) -> str | None:
+    """The caller's own branch's last session, else that of the branch it was sent from; None if the engine has none."""
+    last_session = getattr(engine, "last_session", None)
+    if last_session is None:
+        return None
+    while True:
+        session: str | None = last_session(caller)
+        if session is not None or not caller.branch:
+            return session
+        caller = replace(caller, branch=caller.branch.rpartition("|")[0])

@@ -51,7 +51,15 @@ class ToolDesk:
             scope.started_s = self._clock.now_s()
             if scope.session is None:
                 scope.session = self._last_session(caller)
-            scope.forecast = self._forecaster.forecast(scope.tool, scope.command, scope.expect_s)
+            scope.forecast = self._forecaster.forecast(
+                scope.tool,
+                scope.command,
+                scope.expect_s,
+                session=scope.session or "",
+                arg_bytes=scope.arg_bytes,
+                timeout_s=scope.timeout_s,
+                duration_key=scope.duration_key,
+            )
             if self._planner is not None and scope.session is not None:
                 self._planner.tool_started(scope.session, scope.call_id, scope.tool, scope.command, scope.forecast)
             self._emitter.tool(HintKind.TOOL_START, scope, scope.forecast)
@@ -80,7 +88,16 @@ class ToolDesk:
             actual_s = max(0.0, self._clock.now_s() - scope.started_s)
             if self._planner is not None and scope.session is not None:
                 self._planner.tool_ended(scope.session, scope.call_id)
-            self._forecaster.learn(scope.tool, scope.command, actual_s, scope.status)
+            self._forecaster.learn(
+                scope.tool,
+                scope.command,
+                actual_s,
+                scope.status,
+                session=scope.session or "",
+                arg_bytes=scope.arg_bytes,
+                duration_key=scope.duration_key,
+                call_id=scope.call_id,
+            )
             failed = scope.status is ToolStatus.FAILED
             self._emitter.tool(HintKind.TOOL_ERROR if failed else HintKind.TOOL_END, scope)
             scope.started_s = None

@@ -135,8 +135,10 @@ class Planner:
     def forget(self, sessions: list[str]) -> None:
         """These sessions are over."""
         with self._wakeup:
-            for session in sessions:
-                self._waits.pop(session, None)
+            gone = [self._waits.pop(session, None) for session in sessions]
+        for wait in gone:
+            if wait is not None and PERSON in wait.calls:
+                self._forecaster.never(PERSON)
 
     def close(self) -> None:
         """Stop the thread. Idempotent; moves already submitted run on."""

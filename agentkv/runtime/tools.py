@@ -34,17 +34,30 @@ class ToolScope:
     """
 
     __slots__ = (
-        "_board", "branch", "call_id", "command", "expect_s", "forecast", "joined", "node", "progress_share", "session", "started_s",
-        "status", "task", "tool",
+        "_board", "arg_bytes", "branch", "call_id", "command", "duration_key", "expect_s", "forecast", "joined", "node",
+        "progress_share", "session", "started_s", "status", "task", "timeout_s", "tool",
     )  # fmt: skip
 
     def __init__(
-        self, board: Switchboard, *, tool: str, command: str, expect_s: float | None, call_id: str, session: str | None
+        self,
+        board: Switchboard,
+        *,
+        tool: str,
+        command: str,
+        arg_bytes: int = 0,
+        expect_s: float | None,
+        timeout_s: float | None = None,
+        duration_key: str = "",
+        call_id: str,
+        session: str | None,
     ) -> None:
         self._board = board
         self.tool = tool
         self.command = command
+        self.arg_bytes = arg_bytes
         self.expect_s = expect_s
+        self.timeout_s = timeout_s
+        self.duration_key = duration_key
         self.call_id = call_id
         self.session = session
         self.task = self.branch = self.node = ""
