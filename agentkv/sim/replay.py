@@ -11,11 +11,10 @@ import itertools
 import math
 import statistics
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from agentkv.policy import make_policy
-from agentkv.policy.evict import next_use
+from agentkv.policy import make_rules
 from agentkv.policy.rules import Rules
 from agentkv.policy.schedule import program_order
 from agentkv.sim.costs import Costs
@@ -116,17 +115,9 @@ def replay(record: Record, costs: Costs, *, pace: Pace = steady) -> Side:
 
 
 def rules_of(record: Record) -> Rules:
-    """The record's policy and what the embedded engine does of itself: who is evicted, and program order."""
+    """The record's policy, under which the embedded engine runs in program order whatever it says."""
     options = dict(record.policy)
-    name = str(options.pop("name", ""))
-    return Rules(
-        name=name,
-        decide=make_policy(name, **options),
-        evict_key=next_use,
-        turn_key=program_order,
-        elsewhere_first=True,
-        prefetch_evicts=True,
-    )
+    return replace(make_rules(str(options.pop("name", "")), **options), turn_key=program_order)
 
 
 def workload_of(record: Record) -> Workload:
