@@ -575,6 +575,19 @@ def test_a_template_that_is_kept_again_hides_no_other_whose_window_is_over(rig):
     assert 0 == r.tiers.stats()["device"]["used"]
 
 
+def test_a_template_whose_window_ends_after_close_is_left_alone(rig):
+    """There is no disk any more from which it could be freed."""
+    r = rig(device=16, host=8, disk=32)
+    keys = r.keys("a", 1)
+    r.turn_of("a", keys, task="a")
+    assert Outcome.DONE == r.moved("a", Action.WRITE, Tier.DISK).outcome
+    r.tiers.hold("a", "a", keys, 16, template_tokens=16)
+    r.tiers.drop_task("a")
+    r.tiers.close()
+    r.clock.advance(500)
+    r.tiers.tick()
+
+
 def _ended_task(r, name, keys):
     """A task whose whole context was template comes and goes."""
     r.turn_of(name, keys, task=name)
