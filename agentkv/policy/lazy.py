@@ -48,6 +48,8 @@ def gives_way(long_s: float, held: Held, now_s: float) -> tuple[float, ...]:
 def decide(residency: Residency, forecast: Forecast, started_s: float, now_s: float) -> Decision:  # noqa: ARG001
     """Write ahead what only the device has, if somebody will soon need the device and nobody needs the host's room.
 
+    A full host with a disk behind it takes the copy: what must leave it for that is written to disk, while links idle.
+
     Nothing else moves by plan: what is away comes back on demand. Measured: bringing it back into free room ahead moves
     more bytes and spares no stall worth the name, because room is free only where few are away.
     """
@@ -55,6 +57,7 @@ def decide(residency: Residency, forecast: Forecast, started_s: float, now_s: fl
         return Decision(reason="nothing to write")
     if residency.free_blocks is not None and residency.free_blocks >= residency.total_blocks:
         return Decision(reason="the device has room for another context like this: stays, unwritten")
-    if residency.host_free_blocks is not None and residency.host_free_blocks < residency.unwritten_blocks:
+    full = residency.host_free_blocks is not None and residency.host_free_blocks < residency.unwritten_blocks
+    if full and not residency.has_disk:
         return Decision(reason="the host is full: written only if it must give way, so that it pushes nobody out")
     return Decision(moves=written(residency, now_s), reason="written ahead, so that it can give way at once")

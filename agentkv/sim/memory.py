@@ -236,6 +236,7 @@ class Memory:
         room at once: what was dropped may have stood before clean blocks.
         """
         short -= sum(runs.size(trip.blocks) for one in order for trip in one.jobs if trip.source is Tier.DEVICE)
+        spilling = any(trip.tier is Tier.DISK for one in self.contexts.values() for trip in one.jobs)
         for victim in order:
             if short <= 0:
                 return False
@@ -245,7 +246,9 @@ class Memory:
             written = self.write(victim, runs.last(dirty, math.ceil(short)), urgent=True)
             short -= written
             lost = min(runs.size(dirty) - written, math.ceil(short))
-            if lost > 0 and not victim.under_way:
+            if lost > 0 and spilling:
+                short -= lost  # it has room when what is spilled has left the host
+            elif lost > 0 and not victim.under_way:
                 self._lose(victim, lost)
                 return True
         return False
@@ -260,8 +263,6 @@ class Memory:
         """Who may give way, first to go first; never who runs, restores or is being seated."""
         some = [one for one in self.contexts.values() if one is not for_context and one is not self._seating]
         return in_order(some, tier, self._key, self._now_s(), below=for_context if below else None)
-
-    # -- moves
 
     def write(self, context: Context, blocks: Runs, *, urgent: bool = False) -> int:
         """Start copying `blocks` of the device to the host, as many as find room. Returns how many are on their way."""

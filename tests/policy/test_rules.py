@@ -172,6 +172,10 @@ def test_lazy_writes_ahead_only_into_host_room_that_nobody_else_needs():
     (move,) = decide(resident(), forecast(10.0), 0.0, 0.0).moves
     assert (Action.WRITE, Tier.HOST) == (move.action, move.to)
     assert decide(resident(host_free_blocks=39), forecast(10.0), 0.0, 0.0).moves == ()
+    assert decide(resident(free_blocks=100), forecast(10.0), 0.0, 0.0).moves == ()
+    assert (
+        len(decide(resident(host_free_blocks=39, has_disk=True, free_blocks=99), forecast(10.0), 0.0, 0.0).moves) == 1
+    )
     assert decide(resident(has_host=False), forecast(10.0), 0.0, 0.0).moves == ()
 
 
