@@ -559,6 +559,8 @@ def test_a_template_that_is_kept_again_hides_no_other_whose_window_is_over(rig):
     """Each goes when its own time has come, in whatever order tasks began and ended."""
     r = rig(device=16, host=4)
     first, second = r.keys("a", 1), r.keys("b", 1)
+    _ended_task(r, "c", r.keys("c", 1))  # stands in front of the others until its time has come
+    r.clock.advance(1)
     _ended_task(r, "a", first)
     r.clock.advance(1)
     _ended_task(r, "b", second)
