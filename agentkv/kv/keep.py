@@ -202,4 +202,4 @@ class Keep:
         except TimeoutError as error:
             failed("kv_not_all_saved", error=str(error))
             return False
-        return self.flush(timeout_s)
+        return self.flush(timeout_s) and not self._stalled()

@@ -90,8 +90,7 @@ class Moves:
                         return True
                 except BaseException:
                     self._transfers.plans.discard(consignment)
-                    if (call := consignment.call_off()) is not None:
-                        self._transfers.calls.append(call)
+                    self._transfers.calls.append(consignment.call_off())
                     raise
                 self._transfers.plans.discard(consignment)
                 if (call := consignment.sealed()) is not None:
@@ -131,7 +130,11 @@ class Moves:
             ]
             sent = part if to == Tier.HOST else self._seated(part, holding)
             consignment.add(len(sent))
-            self._transfers.up(sent, to, urgent=False, errand=consignment, below=holding)
+            try:
+                self._transfers.up(sent, to, urgent=False, errand=consignment, below=holding)
+            except BaseException:
+                self._unseat(sent)
+                raise
             if len(sent) < len(part):
                 consignment.skip(len(part) - len(sent) + len(wanted[at + _SLICE_BLOCKS :]))
                 return
@@ -146,6 +149,14 @@ class Moves:
             self._device.owner[slot] = block
         self._transfers.taken(slots)
         return [block for block in blocks if block.coming[Tier.DEVICE] != NOWHERE]
+
+    def _unseat(self, blocks: list[Block]) -> None:
+        """Those of `blocks` that set out on no trip give their device blocks back."""
+        for block in blocks:
+            slot = block.coming[Tier.DEVICE]
+            if block.up is None and slot != NOWHERE:
+                block.coming[Tier.DEVICE] = NOWHERE
+                self._transfers.give(Tier.DEVICE, slot)
 
     # -- ends
 

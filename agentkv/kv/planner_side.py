@@ -11,7 +11,7 @@ from collections.abc import Callable
 from agentkv.clock import Clock
 from agentkv.core.forecast import Forecast
 from agentkv.core.rates import Rates
-from agentkv.core.residency import Action, Move, Receipt, Residency, Tier
+from agentkv.core.residency import Action, Move, Outcome, Receipt, Residency, Tier
 from agentkv.errors import Closed
 from agentkv.kv.audit import facts
 from agentkv.kv.book import Book, Rank
@@ -59,7 +59,7 @@ class PlannerSide:
             self._moved[receipt.outcome.value] += 1
             if receipt.blocks and move.to == Tier.DISK:
                 self._keep.note(move.session)
-            elif move.action == Action.DROP:
+            elif move.action == Action.DROP and receipt.outcome == Outcome.DONE:
                 self._keep.forget(move.session)
             if on_receipt is not None:
                 on_receipt(receipt)

@@ -168,10 +168,13 @@ class Consignment:
         """So many blocks have no room where they should go."""
         self._skipped += blocks
 
-    def call_off(self) -> Callable[[], None] | None:
-        """The plan will not be carried out any further. Returns what is to be called without the lock."""
+    def call_off(self) -> Callable[[], None]:
+        """The plan will not be carried out any further, and nobody waits for what it had sent. Returns what is to be
+        called without the lock.
+        """
         self._called_off = True
-        return self.sealed()
+        self._pending = -1  # no arrival makes a second receipt
+        return self._finish
 
     def sealed(self) -> Callable[[], None] | None:
         """No more blocks will come. Returns what is to be called without the lock."""

@@ -352,9 +352,7 @@ class Transfers:
             block.waiters = []
         self._queue.clear()
         self.under_way.clear()
-        for plan in self.plans:
-            if (call := plan.call_off()) is not None:
-                self.calls.append(call)
+        self.calls += [plan.call_off() for plan in self.plans]
         self.plans.clear()
 
     def check(self) -> None:

@@ -144,8 +144,10 @@ class Rig:
 
     def moved(self, session, action, to=None):
         """Apply a move, let it end, return the receipt."""
+        before = len(self.receipts)
         self.move(session, action, to)
         self.settle()
+        self.until(lambda: len(self.receipts) > before or None)  # with threads it comes just after all is quiet
         return self.receipts[-1]
 
     def park(self, session, tier=Tier.HOST):

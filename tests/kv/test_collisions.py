@@ -497,8 +497,8 @@ def test_saving_waits_for_notes_no_longer_than_it_was_told_to(hung):
     [
         (Action.WRITE, "_lacks"),
         (Action.PREFETCH, "_is_below"),
-        pytest.param(Action.WRITE, "down", marks=pytest.mark.xfail(strict=True, reason="its blocks count as pending")),
-        pytest.param(Action.PREFETCH, "up", marks=pytest.mark.xfail(strict=True, reason="its blocks count as pending")),
+        (Action.WRITE, "down"),
+        (Action.PREFETCH, "up"),
     ],
 )
 def test_a_plan_that_raises_gives_its_receipt(rig, monkeypatch, action, part):

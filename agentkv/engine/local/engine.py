@@ -146,6 +146,7 @@ class LocalEngine:
         return self._intake.count_tokens(request)
 
     def stats(self) -> Mapping[str, Any]:
+        self._refuse_in_a_child()
         batch = self._batch
         return {
             "running": len(batch.running),

@@ -346,7 +346,7 @@ def test_a_door_of_the_parents_engine_raises_in_a_forked_child(start, ask, door)
             return str(error)
         return "nothing"
 
-    with engine.tiers._lock, engine._sessions._lock if door != "stats" else engine._lock:
+    with engine.tiers._lock, engine._sessions._lock:
         told = _told_in_a_child(child)
     assert f"process {os.getpid()}" in told
     assert session == engine.last_session(ask("", task="a").caller)
