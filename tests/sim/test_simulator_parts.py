@@ -16,6 +16,7 @@ from agentkv.sim.compare import mean
 from agentkv.sim.context import Context
 from agentkv.sim.costs import Costs
 from agentkv.sim.device import Call, Device
+from agentkv.sim.facts import worth_restoring
 from agentkv.sim.link import Job, Link
 from agentkv.sim.memory import Memory
 from agentkv.sim.result import quantile
@@ -308,3 +309,22 @@ def test_quantiles_and_intervals():
     assert (0.0, 5.0, 9.5) == (quantile([], 0.5), quantile([0, 10], 0.5), quantile([0, 10], 0.95))
     assert mean([1.0]).half is None
     assert mean([1.0, 2.0, 3.0]).half == pytest.approx(4.30 / math.sqrt(3))
+
+
+def test_a_disk_that_reads_slower_than_the_device_computes_is_not_used():
+    """1,600 tokens: computing takes 1.6 s; a disk of 100 bytes a second would take 16 s, one of 10,000 does not."""
+    context = Context("s", 0)
+    context.total, context.disk = 100, ((0, 100),)
+    slow, quick = (
+        Costs(
+            token_bytes=1, prefill=Prefill(linear_s=1e-3), decode_base_s=0.01, decode_per_token_s=0, h2d_bytes_s=1e6,
+            d2h_bytes_s=1e6, read_bytes_s=rate, write_bytes_s=rate, device_bytes=1e6, host_bytes=0, disk_bytes=1e6,
+        )
+        for rate in (100.0, 1e4)
+    )  # fmt: skip
+    assert 0 == used(context, slow)
+    assert 100 == used(context, quick)
+
+
+def used(context, costs):
+    return worth_restoring(context, 100, costs, has_disk=True, shared=0)
