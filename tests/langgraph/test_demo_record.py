@@ -11,8 +11,9 @@ import pytest
 import typer
 from agentkv_langgraph import LangGraphHost
 from agentkv_langgraph.demo import scene
-from agentkv_langgraph.demo.command import register
-from agentkv_langgraph.demo.settings import Memory
+from agentkv_langgraph.demo.closing import Outcome
+from agentkv_langgraph.demo.command import nothing_moved, register
+from agentkv_langgraph.demo.settings import Memory, Settings
 from typer.testing import CliRunner
 
 from agentkv import AgentKV
@@ -91,3 +92,22 @@ def test_a_run_without_tiers_cannot_be_replayed_and_says_so(recorded) -> None:
     """A scripted engine has no block counts: nothing to simulate."""
     with pytest.raises(ConfigError, match="cannot be replayed"):
         records.read(recorded)
+
+
+def test_a_policy_by_name_needs_no_disk_to_show_tiering() -> None:
+    """Only the ladder sends contexts to disk by plan; under the others a run is good once the host was reached."""
+    settings = {"tasks": 1, "turns": 1, "repo": None, "budget_tokens": 1, "seed": 0, "keep_s": 1.0, "host_s": 2.0}
+    written = {"engine": {"kv": {"bytes": {"d2h": 4096, "write": 0}}}}
+    run = Outcome(bills={}, wall_s=1.0, stats=written)
+    said = {
+        name: nothing_moved(
+            run,
+            has_host=True,
+            has_disk=True,
+            settings=Settings(**settings, drop_tokens=1, tool_timeout_s=1.0, policy_name=name),
+        )
+        for name in ("ladder", "lazy")
+    }
+    assert "no block reached disk" in said["ladder"]
+    assert "" == said["lazy"]
+    assert {"name": "lazy"} == Settings(**settings, drop_tokens=1, tool_timeout_s=1.0, policy_name="lazy").policy_named

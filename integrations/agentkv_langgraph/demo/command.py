@@ -14,7 +14,7 @@ from rich.console import Console
 
 from agentkv.units import format_seconds
 from agentkv_langgraph.demo.closing import Comparison, Outcome, closing_table, to_json
-from agentkv_langgraph.demo.settings import Memory, Settings
+from agentkv_langgraph.demo.settings import DEFAULT_POLICY, Memory, Settings
 from agentkv_langgraph.demo.workshop import cache_folder, workshop
 
 INTERRUPTED = 130
@@ -46,6 +46,7 @@ def demo(
     record: Annotated[
         Path | None, typer.Option(help="Write what really happened to this file, as a trace for the simulator.")
     ] = None,
+    policy: Annotated[str, typer.Option(help="What moves when: ladder, lazy, hazard or keep.")] = DEFAULT_POLICY,
     keep_s: Annotated[float, typer.Option(help="Ladder: shorter waits stay on the device.")] = 0.5,
     host_s: Annotated[float, typer.Option(help="Ladder: longer waits go to disk.")] = 4.0,
     drop_tokens: Annotated[int, typer.Option(help="Ladder: smaller contexts are dropped and computed again.")] = 256,
@@ -67,6 +68,7 @@ def demo(
         host_s=host_s,
         drop_tokens=drop_tokens,
         tool_timeout_s=tool_timeout,
+        policy_name=policy,
     )
     memory = Memory(device_memory, host_memory, disk)
     settings.policy  # noqa: B018  a ladder that cannot work is refused before a model is loaded
@@ -95,10 +97,7 @@ def _show(
     from agentkv_langgraph.demo.scene import perform, perform_again
 
     console.print(
-        f"{settings.tasks} tasks of {settings.turns} tool calls each on {model}; {memory}.\n"
-        f"The ladder of this demo is scaled to a small model and short tools: waits below {settings.keep_s:g} s stay on "
-        f"the device, up to {settings.host_s:g} s go to host, longer ones to disk; contexts below "
-        f"{settings.drop_tokens} tokens are dropped.",
+        f"{settings.tasks} tasks of {settings.turns} tool calls each on {model}; {memory}.\n{settings.policy_words}",
         highlight=False,
     )
     with workshop(cache_folder()) as folder:
@@ -121,10 +120,16 @@ def _show(
 
 def nothing_moved(run: Outcome, *, has_host: bool, has_disk: bool, settings: Settings) -> str:
     """Why this run showed nothing: a tier that was on and that no block reached. "" if all is well."""
-    tiers = [("host", has_host), ("disk", has_disk)]
+    by_plan = settings.policy_name == "ladder"  # others go to disk only when the host is full
+    tiers = [("host", has_host), ("disk", has_disk and by_plan)]
     unused = [tier for tier, is_on in tiers if is_on and not run.reached(tier)]
     if not unused:
         return ""
+    if not by_plan:
+        return (
+            f"no block reached {' and '.join(unused)} under the policy {settings.policy_name!r}, so this run shows no "
+            "tiering. Try a smaller --device-memory."
+        )
     longest_s = max((tool.actual_s for bill in run.bills.values() for tool in bill.tools), default=0.0)
     return (
         f"no block reached {' and '.join(unused)}, so this run shows no tiering. The longest tool took "

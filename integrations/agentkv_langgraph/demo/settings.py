@@ -1,4 +1,4 @@
-"""What the command line asks for: the work, the ladder, and the sizes of the tiers. Loads no framework."""
+"""What the command line asks for: the work, the policy, and the sizes of the tiers. Loads no framework."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from agentkv.policy import make_policy
 from agentkv.units import format_bytes, parse_bytes
 
 OFF = ("none", "off", "0")
+DEFAULT_POLICY = "ladder"
 MakeKV = Callable[..., Any]
 """Makes the AgentKV of a run: `make(tiers=True, policy=..., saved=True)`; `saved`: its bills go to the ledger file."""
 
@@ -33,16 +34,30 @@ class Settings:
     host_s: float
     drop_tokens: int
     tool_timeout_s: float
+    policy_name: str = DEFAULT_POLICY
 
     @property
-    def policy(self) -> Policy:
-        """The ladder, scaled to a small model and short tools."""
-        return make_policy(**self.policy_named)
+    def policy(self) -> str | Policy:
+        """What the run's AgentKV gets: a policy by name, or the ladder scaled to a small model and short tools."""
+        return make_policy(**self.policy_named) if self.policy_name == "ladder" else self.policy_name
 
     @property
     def policy_named(self) -> dict[str, Any]:
-        """The policy as `make_policy` takes it: its name and its numbers."""
+        """The policy as `agentkv.policy.make_rules` takes it: its name and its numbers."""
+        if self.policy_name != "ladder":
+            return {"name": self.policy_name}
         return {"name": "ladder", "keep_s": self.keep_s, "host_s": self.host_s, "drop_tokens": self.drop_tokens}
+
+    @property
+    def policy_words(self) -> str:
+        """For people: what moves when."""
+        if self.policy_name != "ladder":
+            return f"Policy: {self.policy_name}."
+        return (
+            f"The ladder of this demo is scaled to a small model and short tools: waits below {self.keep_s:g} s stay on "
+            f"the device, up to {self.host_s:g} s go to host, longer ones to disk; contexts below "
+            f"{self.drop_tokens} tokens are dropped."
+        )
 
 
 class Memory:
@@ -67,7 +82,7 @@ class Memory:
         """Makes the AgentKV of each run; without tiers the device alone is as large as before."""
         disk = (self.disk or folder / "disk") if self.has_disk else None
 
-        def make(*, tiers: bool, policy: Policy, saved: bool = True) -> Any:
+        def make(*, tiers: bool, policy: str | Policy, saved: bool = True) -> Any:
             return AgentKV.local(
                 model,
                 device_memory=self.device_bytes,
