@@ -236,7 +236,6 @@ class Memory:
         room at once: what was dropped may have stood before clean blocks.
         """
         short -= sum(runs.size(trip.blocks) for one in order for trip in one.jobs if trip.source is Tier.DEVICE)
-        spilling = any(trip.tier is Tier.DISK for one in self.contexts.values() for trip in one.jobs)
         for victim in order:
             if short <= 0:
                 return False
@@ -246,7 +245,8 @@ class Memory:
             written = self.write(victim, runs.last(dirty, math.ceil(short)), urgent=True)
             short -= written
             lost = min(runs.size(dirty) - written, math.ceil(short))
-            if lost > 0 and spilling:
+            spilling = lost > 0 and any(t.tier is Tier.DISK for one in self.contexts.values() for t in one.jobs)
+            if spilling:
                 short -= lost  # it has room when what is spilled has left the host
             elif lost > 0 and not victim.under_way:
                 self._lose(victim, lost)
@@ -325,12 +325,13 @@ class Memory:
                 if free:
                     self._vacate_host(victim, free)
                     short -= runs.size(free)
-        for victim in order:
+        spills = self._write is not None and self.capacity[Tier.DISK] > 0
+        for victim in [*order, for_context] if spills else order:
             if short <= 0:
                 break
             if not victim.host:
                 continue
-            if self._write is not None and self.capacity[Tier.DISK] > 0:
+            if spills:
                 short -= self.spill(victim, math.ceil(short))
                 continue
             lost = runs.last(victim.host, math.ceil(short))
@@ -342,7 +343,7 @@ class Memory:
     def spill(self, victim: Context, count: int) -> int:
         """Start writing up to `count` of its last host blocks to disk; they leave the host when they are there."""
         assert self._write is not None
-        coming = runs.size(victim.under_way)
+        coming = sum(runs.size(trip.blocks) for trip in victim.jobs if trip.tier is Tier.DISK)
         blocks = runs.last(runs.minus(victim.host, runs.union(victim.disk, victim.under_way)), count)
         if not blocks:
             return coming

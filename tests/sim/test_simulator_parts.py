@@ -301,6 +301,52 @@ def test_host_copies_that_the_device_has_too_give_way_first_only_if_told_to(else
     assert (0 if elsewhere_first else 40) == tiers.lost_blocks
 
 
+def test_a_prefetch_is_called_off_when_what_it_brings_is_cut_away():
+    """60 blocks on their way back, and the next prompt shares only 30: the room is free again, nothing arrives."""
+    tiers, calendar = memory()
+    context = settled(tiers, "s", 60)
+    tiers.write(context, context.unwritten)
+    calendar.run()
+    tiers.make_room(100, None)
+    assert 60 == tiers.prefetch(context, evicts=False)
+    tiers.cut(context, 30)
+    tiers.check()
+    calendar.run()
+    assert (0, 0, 30) == (context.device, context.incoming, context.leading())
+
+
+def test_nothing_is_dropped_while_spilled_room_is_about_to_appear():
+    """The host is full and spills to disk for an unwritten context: that one is written then, not lost now."""
+    tiers, calendar = memory(device=100, host=50, disk=500, elsewhere_first=False)
+    old = settled(tiers, "old", 50, used_s=-9)
+    tiers.write(old, old.unwritten)
+    calendar.run()
+    assert tiers.make_room(100, None)
+    dirty = settled(tiers, "dirty", 100)
+    assert not tiers.make_room(40, None)
+    assert 0 == tiers.lost_blocks
+    calendar.run()
+    tiers.make_room(40, None)
+    calendar.run()
+    assert tiers.make_room(40, None)
+    assert (0, 100, 50) == (tiers.lost_blocks, dirty.leading(), old.leading())
+    tiers.check()
+
+
+def test_room_for_a_call_is_not_made_from_its_own_blocks():
+    """Its 50 blocks on the full host stay, though they are the longest unused and another's need a place."""
+    tiers, calendar = memory(device=100, host=50, elsewhere_first=False)
+    coming = settled(tiers, "coming", 50)
+    tiers.write(coming, coming.unwritten)
+    calendar.run()
+    assert tiers.make_room(100, None)
+    settled(tiers, "dirty", 100)
+    coming.used_s = -9
+    assert tiers.seat(coming, 60, 50)
+    assert 50 == coming.leading()
+    tiers.check()
+
+
 # -- figures
 
 
