@@ -74,11 +74,17 @@ class Room:
         return short == 0
 
     def _write(self, block: Block) -> bool:
-        """Start writing a dirty block to the host; False if that cannot work."""
-        if block.refused == Tier.HOST or not self._transfers.has_host:
+        """Start writing a dirty block down: to the host, else through it to the disk; False if that cannot work."""
+        if block.refused is None:
+            to = Tier.HOST
+        elif block.refused == Tier.HOST and self._transfers.has_disk:
+            to = Tier.DISK
+        else:
+            return False
+        if not self._transfers.has_host:
             return False
         holding = min(block.holders.values(), key=lambda one: one.back_in_s(self._now_s()))
-        self._transfers.down([block], Tier.HOST, urgent=True, errand=None, below=holding)
+        self._transfers.down([block], to, urgent=True, errand=None, below=holding)
         return True
 
     def on_host_by_eviction(self, n: int, below: Holding | None, *, for_device_room: bool = False) -> int:

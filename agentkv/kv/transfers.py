@@ -314,8 +314,8 @@ class Transfers:
             elif slot != NOWHERE:
                 self.give(Tier.DEVICE, slot)
         else:
+            block.refused = at if block.down is None else max(at, block.down)
             block.down = None
-            block.refused = at
         self._tell(block, upwards=up, reached=None, ended=True)
 
     def _tell(self, block: Block, *, upwards: bool, reached: Tier | None, ended: bool) -> None:

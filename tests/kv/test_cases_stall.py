@@ -99,3 +99,22 @@ def test_who_waits_for_the_host_does_not_make_every_lock_release_search_it(rig, 
     for _ in range(50):
         r.tiers.drop("nobody")
     assert len(searched) <= 5
+
+
+def test_what_the_host_has_no_room_for_goes_to_the_disk_and_is_not_lost(rig):
+    """The host is full of a session that is back sooner; a write ahead failed for lack of room; then the device fills."""
+    r = rig(device=8, host=4, disk=64)
+    r.turn_of("a", r.keys("a", 4))
+    r.moved("a", Action.WRITE, Tier.HOST)
+    r.tiers.vacate("a", Tier.DEVICE)
+    r.turn_of("b", r.keys("b", 4))
+    r.tiers.expect("a", r.clock.now_s() + 1)
+    r.tiers.expect("b", r.clock.now_s() + 1000)
+    assert Outcome.DONE != r.moved("b", Action.WRITE, Tier.HOST).outcome
+    r.turn_of("c", r.keys("c", 8))
+    r.settle()
+    assert 0 == r.where("b")[3] == r.where("a")[3]
+    assert 0 == r.tiers.stats()["drops"]
+    r.turn_of("b", r.keys("b", 4))
+    r.settle()
+    assert [] == r.wrong

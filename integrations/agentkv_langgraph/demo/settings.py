@@ -16,7 +16,7 @@ from agentkv.policy import make_policy
 from agentkv.units import format_bytes, parse_bytes
 
 OFF = ("none", "off", "0")
-DEFAULT_POLICY = "ladder"
+DEFAULT_POLICY = "lazy"
 MakeKV = Callable[..., Any]
 """Makes the AgentKV of a run: `make(tiers=True, policy=..., saved=True)`; `saved`: its bills go to the ledger file."""
 
