@@ -129,6 +129,7 @@ def test_a_task_without_budget_stops_alone(made, naps) -> None:
         (("--repo", "/nowhere"), "no folder"),
         (("--keep-s", "9", "--host-s", "1"), "keep_s"),
         (("--device-memory", "much"), "--device-memory"),
+        (("--keep-s", "1", "--policy", "lazy"), "ladder"),
     ],
 )
 def test_bad_options_are_refused_before_a_model_is_loaded(made, options, words) -> None:
@@ -150,7 +151,8 @@ def test_a_tier_that_no_block_reached_is_named() -> None:
     moved = [MoveFact(task="t", action="demote", to="disk", blocks=3)]
     run = Outcome(bills={"task 1": Bill.from_facts("t", moved)}, wall_s=1.0, stats={})
     settings = Settings(
-        tasks=1, turns=1, repo=None, budget_tokens=1, seed=0, keep_s=1, host_s=2, drop_tokens=0, tool_timeout_s=1
+        tasks=1, turns=1, repo=None, budget_tokens=1, seed=0, keep_s=1, host_s=2, drop_tokens=0, tool_timeout_s=1,
+        policy_name="ladder",
     )  # fmt: skip
     assert "reached host," in nothing_moved(run, has_host=True, has_disk=True, settings=settings)
     assert "" == nothing_moved(run, has_host=False, has_disk=True, settings=settings)

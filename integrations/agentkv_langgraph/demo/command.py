@@ -12,6 +12,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from agentkv.errors import ConfigError
 from agentkv.units import format_seconds
 from agentkv_langgraph.demo.closing import Comparison, Outcome, closing_table, to_json
 from agentkv_langgraph.demo.settings import DEFAULT_POLICY, Memory, Settings
@@ -46,10 +47,17 @@ def demo(
     record: Annotated[
         Path | None, typer.Option(help="Write what really happened to this file, as a trace for the simulator.")
     ] = None,
-    policy: Annotated[str, typer.Option(help="What moves when: ladder, lazy, hazard or keep.")] = DEFAULT_POLICY,
-    keep_s: Annotated[float, typer.Option(help="Ladder: shorter waits stay on the device.")] = 0.5,
-    host_s: Annotated[float, typer.Option(help="Ladder: longer waits go to disk.")] = 4.0,
-    drop_tokens: Annotated[int, typer.Option(help="Ladder: smaller contexts are dropped and computed again.")] = 256,
+    policy: Annotated[
+        str | None,
+        typer.Option(
+            help=f"What moves when: lazy, hazard, ladder or keep; default {DEFAULT_POLICY}, or the ladder with its numbers."
+        ),
+    ] = None,
+    keep_s: Annotated[float | None, typer.Option(help="Ladder: shorter waits stay on the device (0.5).")] = None,
+    host_s: Annotated[float | None, typer.Option(help="Ladder: longer waits go to disk (4).")] = None,
+    drop_tokens: Annotated[
+        int | None, typer.Option(help="Ladder: smaller contexts are dropped and computed again (256).")
+    ] = None,
     tool_timeout: Annotated[float, typer.Option(min=1.0, help="Seconds after which a tool is killed.")] = 30.0,
     seed: Annotated[int, typer.Option(help="Another seed, another run.")] = 0,
 ) -> None:
@@ -58,15 +66,21 @@ def demo(
     A model of this size cannot be trusted to choose tools: the graphs walk a work list built from the code base, the
     tools really run, and the model writes what it makes of each result.
     """
+    numbers = any(number is not None for number in (keep_s, host_s, drop_tokens))
+    policy = policy or ("ladder" if numbers else DEFAULT_POLICY)
+    if numbers and policy != "ladder":
+        raise ConfigError(
+            f"--keep-s, --host-s and --drop-tokens are the ladder's; --policy {policy} has no such numbers"
+        )
     settings = Settings(
         tasks=tasks,
         turns=turns,
         repo=repo,
         budget_tokens=budget,
         seed=seed,
-        keep_s=keep_s,
-        host_s=host_s,
-        drop_tokens=drop_tokens,
+        keep_s=0.5 if keep_s is None else keep_s,
+        host_s=4.0 if host_s is None else host_s,
+        drop_tokens=256 if drop_tokens is None else drop_tokens,
         tool_timeout_s=tool_timeout,
         policy_name=policy,
     )
