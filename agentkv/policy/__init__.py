@@ -8,7 +8,7 @@
 | `lazy`, `hazard`, `wait` | ours: the default, the full rule, the ladder (with `waiting`, its arithmetic) |
 | `baselines/`, `bounds` | other people's; what could be had by somebody who knows the future |
 | `catalogue` | all of them by name |
-| `cost` | what moving and recomputing cost |
+| `cost`, `fit` | what moving and recomputing cost; times fitted from measurements |
 """
 
 from agentkv.policy.catalogue import BASELINES, BOUNDS, OURS, RULES, make_rules

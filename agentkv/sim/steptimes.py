@@ -6,7 +6,6 @@ how much is left that neither explains. Stalls and task times go into none of th
 
 from __future__ import annotations
 
-import itertools
 import math
 import random
 from collections.abc import Sequence
@@ -14,12 +13,11 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from agentkv.core.rates import Prefill
 from agentkv.errors import ConfigError
+from agentkv.policy.fit import non_negative
 from agentkv.sim.costs import Costs
 from agentkv.sim.stepwise import Pace, steady
 
 if TYPE_CHECKING:
-    import numpy as np
-
     from agentkv.sim.record import Record, Recorded
 
 CHUNK_TOKENS = 512
@@ -69,7 +67,7 @@ def step_times(record: Record) -> tuple[float, float, float, float]:
     columns, wanted = np.array([one.row for one in equations]), np.array([one.seconds for one in equations])
     if len(equations) < 4 or not wanted.sum() > 0:  # noqa: PLR2004  four unknowns
         raise ConfigError(f"{len(equations)} timings are too few to fit what a step costs; record a longer run")
-    found = _non_negative(columns, wanted)
+    found = non_negative(columns, wanted)
     scale = wanted.sum() / (columns @ found).sum()
     base_s, per_token_s, linear_s, quadratic_s = (float(value * scale) for value in found)
     return base_s, per_token_s, linear_s, quadratic_s
@@ -186,23 +184,3 @@ def _share(from_s: float, until_s: float, other_from_s: float, other_until_s: fl
     """The part of a window that another one covers."""
     width_s = until_s - from_s
     return max(0.0, min(until_s, other_until_s) - max(from_s, other_from_s)) / width_s if width_s > 0 else 0.0
-
-
-def _non_negative(columns: np.ndarray, wanted: np.ndarray) -> np.ndarray:
-    """The x >= 0 with the least |columns x - wanted|: with four columns every set of positive ones can be tried."""
-    import numpy as np
-
-    count = columns.shape[1]
-    best, best_error = np.zeros(count), math.inf
-    for size in range(1, count + 1):
-        for chosen in itertools.combinations(range(count), size):
-            part = columns[:, chosen]
-            norms = np.linalg.norm(part, axis=0)
-            if not norms.all():
-                continue
-            solved, _, rank, _ = np.linalg.lstsq(part / norms, wanted, rcond=None)
-            error = float(np.linalg.norm(part / norms @ solved - wanted))
-            if rank == size and (solved >= 0).all() and error < best_error - 1e-12:
-                best, best_error = np.zeros(count), error
-                best[list(chosen)] = solved / norms
-    return best

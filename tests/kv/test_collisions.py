@@ -13,46 +13,15 @@ import pytest
 
 from agentkv.core.residency import Action, Move, Outcome, Tier
 from agentkv.kv import moves, transfers
-from agentkv.kv.slab import Slab
 from agentkv.kv.streams.adversarial import AdversarialStreams
 from agentkv.kv.streams.cpu import CpuStreams
 
 from .conftest import GEOMETRY, content
 from .disk_fakes import FaultyDisk
+from .hanging_disk import HangingSlab
 
 OVERDUE_S = 11.0
 """Longer than a disk copy may take."""
-
-
-class HangingSlab(Slab):
-    """What is named in `hang` ("read", "write", "note") waits for `go`; `hanging` counts who does."""
-
-    def __init__(self, directory, *, slots=64, store=None):
-        super().__init__(directory, slots * GEOMETRY.slot_bytes, GEOMETRY.block_bytes, store=store)
-        self.hang = set()
-        self.hanging = threading.Semaphore(0)
-        self.go = threading.Event()
-
-    def _wait(self, op):
-        if op in self.hang:
-            self.hanging.release()
-            assert self.go.wait(30)
-
-    def read(self, images, *, verify=True):
-        self._wait("read")
-        return super().read(images, verify=verify)
-
-    def write(self, images, **options):
-        self._wait("write")
-        super().write(images, **options)
-
-    def note(self, name, payload):
-        self._wait("note")
-        return super().note(name, payload)
-
-    def forget_note(self, name):
-        self._wait("note")
-        super().forget_note(name)
 
 
 class GatedStreams(CpuStreams):

@@ -4,46 +4,22 @@ stay taken until it comes back (K16).
 
 from __future__ import annotations
 
-import threading
 import time
 
 import pytest
 
 from agentkv.core.residency import Action, Outcome, Tier
-from agentkv.kv.slab import Slab
 
-from .conftest import GEOMETRY, content
+from .conftest import content
+from .hanging_disk import HangingSlab
 
 DEADLINE_S = 10.0
-
-
-class HangingSlab(Slab):
-    """Its reads or writes hang while `hang` holds their name; `go` lets them end."""
-
-    def __init__(self, directory, blocks):
-        super().__init__(directory, blocks * GEOMETRY.slot_bytes, GEOMETRY.block_bytes)
-        self.hang = set()
-        self.hanging = threading.Semaphore(0)
-        self.go = threading.Event()
-
-    def _wait(self, op):
-        if op in self.hang:
-            self.hanging.release()
-            assert self.go.wait(30)
-
-    def read(self, images, *, verify=True):
-        self._wait("read")
-        return super().read(images, verify=verify)
-
-    def write(self, images, **options):
-        self._wait("write")
-        super().write(images, **options)
 
 
 @pytest.fixture
 def hung(rig, tmp_path):
     """A rig with real threads over a disk that can hang; let go at the end."""
-    slab = HangingSlab(tmp_path / "disk", 64)
+    slab = HangingSlab(tmp_path / "disk")
     yield rig(device=8, host=12, slab=slab, threads=True)
     slab.go.set()
 
@@ -126,7 +102,7 @@ def test_a_late_answer_spoils_nobody(hung):
 
 def test_what_stands_in_line_behind_a_hung_read_is_given_up_too(rig, tmp_path):
     """Eight readers hang; the ninth read has not even begun."""
-    slab = HangingSlab(tmp_path / "disk", 64)
+    slab = HangingSlab(tmp_path / "disk")
     r = rig(device=12, host=24, slab=slab, threads=True)
     chains = {name: _on_disk(r, name, 1) for name in "abcdefghij"}
     slab.hang.add("read")
@@ -166,7 +142,7 @@ def test_a_hung_write_leaves_the_blocks_where_they_were(hung):
 @pytest.mark.parametrize("known", [True, False])
 def test_close_returns_while_a_read_hangs(rig_class, tmp_path, known):
     """Given up already or not: memory and files that it may still touch are left to it."""
-    slab = HangingSlab(tmp_path / "disk", 64)
+    slab = HangingSlab(tmp_path / "disk")
     r = rig_class(device=8, host=12, slab=slab, threads=True)
     keys = _on_disk(r, "a")
     slab.hang.add("read")

@@ -19,6 +19,7 @@ import numpy as np
 from agentkv.core.rates import Prefill
 from agentkv.errors import ConfigError
 from agentkv.kv.geometry import BLOCK_TOKENS
+from agentkv.policy.fit import non_negative
 from agentkv.units import GIB
 
 if TYPE_CHECKING:
@@ -131,28 +132,8 @@ def fit(timings: Sequence[Timing]) -> Prefill:
     seconds_of = np.array([max(min(several), 1e-9) for several in seconds_at.values()])
     columns = np.stack([ends**2 - starts**2, ends - starts, np.where(starts == 0, 1.0, 0.0)], axis=1)
     columns /= seconds_of[:, None]  # relative errors: long contexts do not hide short ones
-    quadratic_s, linear_s, constant_s = _non_negative(columns, np.ones(len(seconds_of)))
+    quadratic_s, linear_s, constant_s = non_negative(columns, np.ones(len(seconds_of)))
     return Prefill(quadratic_s=quadratic_s, linear_s=linear_s, constant_s=constant_s)
-
-
-def _non_negative(columns: np.ndarray, wanted: np.ndarray) -> tuple[float, ...]:
-    """The x >= 0 with the least |columns x - wanted|: with few columns every set of positive ones can be tried."""
-    count = columns.shape[1]
-    best, best_error = np.zeros(count), float("inf")
-    for size in range(1, count + 1):
-        for chosen in itertools.combinations(range(count), size):
-            part = columns[:, chosen]
-            norms = np.linalg.norm(part, axis=0)
-            if not norms.all():
-                continue
-            solved, _, rank, _ = np.linalg.lstsq(part / norms, wanted, rcond=None)
-            if rank < size or (solved < 0).any():
-                continue
-            error = float(np.linalg.norm(part / norms @ solved - wanted))
-            if error < best_error - 1e-12:
-                best, best_error = np.zeros(count), error
-                best[list(chosen)] = solved / norms
-    return tuple(float(value) for value in best)
 
 
 class PrefillMeter:
