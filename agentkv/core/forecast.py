@@ -21,10 +21,6 @@ _ENOUGH_POINTS = 8
 """Fewer points than this that have not passed are replaced by fresh ones from the curve."""
 
 
-JUST_NOW_S = 1e-3
-"""A wait that began less than this ago has just begun: its forecast is what it was."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Forecast:
     """Equally likely remaining waits in seconds, sorted; `n` is the number of calls behind them.
@@ -91,7 +87,7 @@ class Forecast:
         few are left. If all have passed the call is overdue; without a curve the remaining time is then guessed to
         be about as long as it ran: half, one and two times `elapsed_s`.
         """
-        if not elapsed_s > JUST_NOW_S:
+        if not elapsed_s > 0:
             return self
         left = tuple(value - elapsed_s for value in self.remaining_s if value > elapsed_s)
         if self.curve is not None:

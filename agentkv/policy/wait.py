@@ -21,6 +21,8 @@ from agentkv.policy.waiting import LOW, MEDIAN, ends_of, next_end, outlived_at
 
 MIN_AHEAD_S = 0.05
 """No question sooner than this after the last; what falls due within it is due now."""
+JUST_BEGUN_S = 1e-3
+"""A wait that began less than this ago is what was forecast: conditioning it would cost more than it tells."""
 BACKOFF = 1.5
 """Overdue: the next question when the wait is this many times as long."""
 WORTH = 4.0
@@ -130,7 +132,7 @@ def _climb(rungs: _Rungs, residency: Residency, forecast: Forecast, started_s: f
 
 def _wait(residency: Residency, forecast: Forecast, started_s: float, now_s: float) -> _Wait:
     elapsed_s = max(0.0, now_s - started_s)
-    left = forecast.after(elapsed_s)
+    left = forecast if elapsed_s < JUST_BEGUN_S else forecast.after(elapsed_s)
     ends = ends_of(forecast.remaining_s)
     end_s = next_end(ends, elapsed_s)
     return _Wait(

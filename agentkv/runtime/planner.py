@@ -22,6 +22,7 @@ from agentkv.core.hint import ToolStatus
 from agentkv.core.residency import Policy, Receipt
 from agentkv.engine.base import TieredEngine
 from agentkv.hints.forecaster import Forecaster
+from agentkv.policy.wait import JUST_BEGUN_S
 
 PERSON = "person"
 """The tool name under which waits on people are learnt."""
@@ -166,7 +167,7 @@ class Planner:
             decision = self._policy(residency, forecast, base_s, now_s)
             for move in decision.moves:
                 self._engine.apply(move, self._on_receipt)
-            at_s = now_s + forecast.after(now_s - base_s).quantile_s(0.5)
+            at_s = now_s + _left(forecast, now_s - base_s).quantile_s(0.5)
             self._engine.expect(session, at_s, forecast, base_s)
         except Exception as error:
             log.failed("planner_failed", session=session, error=repr(error))
@@ -193,7 +194,7 @@ class Planner:
                 self._wakeup.notify()
 
     def _recombine(self, wait: _Wait, now_s: float) -> None:
-        wait.forecast = last_of([call.forecast.after(now_s - call.started_s) for call in wait.calls.values()])
+        wait.forecast = last_of([_left(call.forecast, now_s - call.started_s) for call in wait.calls.values()])
         wait.base_s = now_s
         wait.version = next(self._order)
 
@@ -243,3 +244,8 @@ class Planner:
             forecast = self._forecaster.forecast(PERSON, "")
         wait.calls[PERSON] = _Call(PERSON, "", wait.base_s, forecast)
         self._recombine(wait, now_s)
+
+
+def _left(forecast: Forecast, elapsed_s: float) -> Forecast:
+    """What is left after `elapsed_s`; for a call that has just begun the arithmetic would cost more than it tells."""
+    return forecast if elapsed_s < JUST_BEGUN_S else forecast.after(elapsed_s)
