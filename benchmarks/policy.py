@@ -2,10 +2,13 @@
 
 Without options a subset with a configuration of each kind, on a made-up trace; `--full` for all, `--trace F` for a
 recorded one, `--only 16` for the configurations whose name contains that, `--rows` for the tables of docs/policies.md.
+`--keep FILE` writes each configuration there when it is done, and what is there is not run again: the whole matrix takes
+hours on one core. It says nothing of a policy that has changed since: leave its lines out, or take another file.
 """
 
 from __future__ import annotations
 
+import json
 import math
 import sys
 import time
@@ -38,6 +41,20 @@ FULL = 0.99
 """LRU finds less than this of what it could: the tiers below the device are full."""
 NO_STALL_S = 0.02
 """Where LRU's P95 stall is below this nobody is kept waiting, and a ratio says nothing."""
+
+
+NAMES = (
+    "task_mean_s",
+    "task_p95_s",
+    "stall_p50_s",
+    "stall_p95_s",
+    "moved_bytes",
+    "device_idle",
+    "useful",
+    "hit_share",
+)
+Cell = dict[str, dict[str, float]]
+"""Figures by policy of one configuration."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,8 +96,8 @@ def matrix() -> list[Config]:
     ]
 
 
-def run(job: tuple[Config, str, int, tuple[str, ...]]) -> dict[str, dict[str, float]]:
-    """Figures by policy, means over seeds; `stall_ratio` and so on are to LRU, seed by seed."""
+def run(job: tuple[Config, str, int, tuple[str, ...]]) -> Cell:
+    """Figures by policy, means over seeds."""
     config, trace, seeds, policies = job
     source = load(trace) if trace else synthetic(sessions=120)
     host, disk = TIERS[config.tiers]
@@ -92,23 +109,46 @@ def run(job: tuple[Config, str, int, tuple[str, ...]]) -> dict[str, dict[str, fl
         )
         for seed in range(seeds)
     ]  # fmt: skip
-    names = (
-        "task_mean_s",
-        "task_p95_s",
-        "stall_p50_s",
-        "stall_p95_s",
-        "moved_bytes",
-        "device_idle",
-        "useful",
-        "hit_share",
-    )
-    return {
-        row.policy: {name: row[name] for name in names} | {"closed": math.nan if row.closed is None else row.closed}
-        for row in compare(policies, costs, loads)
-    }
+    return {row.policy: {name: row[name] for name in NAMES} for row in compare(policies, costs, loads)}
 
 
-def figures(results: dict[Config, dict[str, dict[str, float]]]) -> dict[str, Any]:
+def closed(rows: Cell, policy: str) -> float:
+    """The share of the gap in mean task time between LRU and Belady that `policy` closes; NaN where there is none."""
+    if "belady" not in rows:
+        return math.nan
+    lru, best = rows["lru"]["task_mean_s"], rows["belady"]["task_mean_s"]
+    return (lru - rows[policy]["task_mean_s"]) / (lru - best) if lru - best > 1e-6 * lru else math.nan
+
+
+class Kept:
+    """What `--keep` has: a line for each configuration that is done, by everything that decides its figures."""
+
+    def __init__(self, path: str) -> None:
+        self._path = Path(path) if path else None
+        self._cells: dict[str, Cell] = {}
+        if self._path is not None and self._path.exists():
+            for line in self._path.read_text(encoding="utf-8").splitlines():
+                told = json.loads(line)
+                self._cells.setdefault(told["key"], {}).update(told["rows"])
+
+    def take(self, job: tuple[Config, str, int, tuple[str, ...]]) -> Cell:
+        """The policies of `job` that are done."""
+        cell = self._cells.get(_key(job), {})
+        return {name: cell[name] for name in job[-1] if name in cell}
+
+    def add(self, job: tuple[Config, str, int, tuple[str, ...]], rows: Cell) -> None:
+        """These are done now."""
+        if self._path is not None and rows:
+            with self._path.open("a", encoding="utf-8") as file:
+                file.write(json.dumps({"key": _key(job), "rows": rows}) + "\n")
+
+
+def _key(job: tuple[Config, str, int, tuple[str, ...]]) -> str:
+    config, trace, seeds, _ = job
+    return f"{config.name} {Path(trace).name or 'synthetic'} {seeds}"
+
+
+def figures(results: dict[Config, Cell]) -> dict[str, Any]:
     """The keys of bars.toml. P95 stalls: geometric means over the configurations of that kind in which LRU keeps
     anybody waiting, and the worst of them beside it.
     """
@@ -138,7 +178,7 @@ def figures(results: dict[Config, dict[str, dict[str, float]]]) -> dict[str, Any
         | {
             "bytes_vs_lru": _geometric([ratio(each, "moved_bytes") for each in results]),
             "worst_bytes_vs_lru": max(ratio(each, "moved_bytes") for each in results),
-            "gap_closed": _median([rows["lazy"]["closed"] for rows in results.values()]),
+            "gap_closed": _median([closed(rows, "lazy") for rows in results.values()]),
             "worst_task_time_in": max(task, key=lambda config: task[config]).name,
             "configurations": len(results),
         }
@@ -154,7 +194,7 @@ def _median(values: list[float]) -> float | None:
     return known[len(known) // 2] if known else None
 
 
-def table(results: dict[Config, dict[str, dict[str, float]]], figure: str, policies: tuple[str, ...]) -> str:
+def table(results: dict[Config, Cell], figure: str, policies: tuple[str, ...]) -> str:
     """Markdown: a line for each configuration, each policy relative to LRU; LRU itself in seconds."""
     lines = ["| configuration | lru, s | " + " | ".join(policies) + " |", "| --- " * (len(policies) + 2) + "|"]
     for config, rows in results.items():
@@ -174,6 +214,7 @@ def main() -> int:
         policies=(str, "", "names with commas between; empty: all"),
         rows=(int, 0, "1: print the tables as Markdown"),
         jobs=(int, 1, "processes"),
+        keep=(str, "", "a file for what is done; what is there is not run again"),
     )
     configs = matrix() if args.full else list(SUBSET)
     if args.only:
@@ -182,12 +223,17 @@ def main() -> int:
     names = tuple(args.policies.split(",")) if args.policies else everybody
     policies = tuple(dict.fromkeys(("lru", "lazy", *names)))
     trace = str(Path(args.trace)) if args.trace else ""
-    results: dict[Config, dict[str, dict[str, float]]] = {}
+    results: dict[Config, Cell] = {}
     began_s = time.monotonic()
+    kept = Kept(args.keep)
     jobs = [(config, trace, args.seeds, policies) for config in configs]
+    there = [kept.take(job) for job in jobs]
+    left = [(*job[:-1], tuple(n for n in policies if n not in done)) for job, done in zip(jobs, there, strict=True)]
     with ProcessPoolExecutor(args.jobs) as pool:
-        for config, rows in zip(configs, pool.map(run, jobs), strict=True):
-            results[config] = rows
+        for job, done, fresh in zip(left, there, pool.map(run, left), strict=True):
+            config, rows = job[0], {**done, **fresh}
+            kept.add(job, fresh)
+            results[config] = {name: rows[name] for name in policies}
             lazy, lru = rows["lazy"], rows["lru"]
             say(
                 args,
