@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentkv.hints.features import command_word, command_words, size_bytes
+from agentkv.hints.features import _PLAIN, _is_plain, _shell_words, command_word, command_words, size_bytes
 
 
 @pytest.mark.parametrize(
@@ -64,6 +64,13 @@ def test_any_arguments_give_a_short_word_without_blanks(args):
     word = command_word(args)
     assert len(word) <= 32
     assert word == "".join(word.split())
+
+
+@given(st.text(st.sampled_from("ab1=-./*~@{}[]$#!<>\t ;|&()\n\x1f\xa0\u2028'\"\\\\é")))
+def test_a_plain_line_is_read_as_a_shell_would(line):
+    """The quick way and the exact way find the same words wherever the quick one may be used."""
+    if _is_plain(line):
+        assert _shell_words(line) == _PLAIN.findall(line)
 
 
 def test_arguments_that_fail_to_be_read_have_no_command_word():
