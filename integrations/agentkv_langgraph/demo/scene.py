@@ -24,6 +24,7 @@ from agentkv_langgraph.demo import board as boards
 from agentkv_langgraph.demo import chronicle
 from agentkv_langgraph.demo.closing import Outcome
 from agentkv_langgraph.demo.graph import build_graph, first_state
+from agentkv_langgraph.demo.interrupts import remembered
 from agentkv_langgraph.demo.project import Project, sample_project, user_project
 from agentkv_langgraph.demo.record import Recorder, Step, replay_task
 from agentkv_langgraph.demo.runner import Crew, run_task
@@ -64,7 +65,7 @@ def perform(
         for key, title in titles.items()
     ]
     board, stop, crew = boards.Board(lines), threading.Event(), Crew()
-    with make_kv(tiers=True, policy=settings.policy) as kv:
+    with remembered() as interrupts, make_kv(tiers=True, policy=settings.policy) as kv:
         recorder, receipts = Recorder(kv), chronicle.Receipts(kv)
         started_s = time.monotonic()
         with _ended_together(crew, recorder, stop):
@@ -74,7 +75,12 @@ def perform(
                 budget = Budget(tokens=settings.budget_tokens)
                 job = partial(run_task, recorder, graph, state, line=line, board=board, budget=budget)
                 crew.start(line.title, job)
-            watch(console, board, kv, lambda: crew.busy, "agentkv demo")
+
+            def busy() -> bool:
+                interrupts.check()
+                return crew.busy
+
+            watch(console, board, kv, busy, "agentkv demo")
         outcome = _outcome(kv, titles, started_s)
     _raise_first(crew)
     if record is not None:
@@ -96,7 +102,7 @@ def perform_again(
     stop, crew = threading.Event(), Crew()
     policy = settings.policy if tiers else make_policy("keep")
     word = "on" if tiers else "off"
-    with make_kv(tiers=tiers, policy=policy, saved=False) as kv:
+    with remembered() as interrupts, make_kv(tiers=tiers, policy=policy, saved=False) as kv:
         recorder = Recorder(kv)
         started_s = time.monotonic()
         with _ended_together(crew, recorder, stop):
@@ -104,6 +110,7 @@ def perform_again(
                 crew.start(title, partial(replay_task, recorder, key, list(recording.steps.get(key, ())), stop))
             with console.status(f"the same work again, with offload {word} ..."):
                 while crew.busy:
+                    interrupts.check()
                     crew.join(0.2)
         outcome = _outcome(kv, recording.titles, started_s)
     _raise_first(crew)
