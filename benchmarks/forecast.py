@@ -220,7 +220,6 @@ def main() -> None:
         score(trace, "synthetic", kinds=("tool",), per_tool=True, forecaster=Forecaster(), into=made)
     _report(args, result, "synthetic", made)
     result |= {key: result[f"{key}_synthetic"] for key in ("coverage80", "pit_ks", "elapsed_gain")}
-    result["coverage80_off_81"] = round(abs(made.coverage() - 0.81), 4)
     blind = Score()
     for seed in SEEDS:
         trace = synthetic(seed=seed, sessions=args.sessions)
@@ -238,6 +237,8 @@ def main() -> None:
         score(trace, name, kinds=("human",), per_tool=False, forecaster=Forecaster(), into=people)
         if people.pit:
             _report(args, result, f"{name}_people", people)
+    covers = [float(str(value)) for key, value in result.items() if key.startswith("coverage80_")]
+    result["coverage80_off_81"] = round(max(abs(cover - 0.81) for cover in covers), 4)
     emit(args, result)
 
 

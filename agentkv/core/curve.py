@@ -83,18 +83,21 @@ class Curve:
 
     def quantile_s(self, q: float) -> float:
         """The remaining wait that is not exceeded with probability `q`; at most MAX_WAIT_S."""
-        latest_s = MAX_WAIT_S if self.end_s is None else max(0.0, self.end_s - self.elapsed_s)
-        if self.is_spent:  # the Lindy rule: P(twice as long) = 1/2
-            return min(latest_s, MAX_WAIT_S if q >= 1 else self.elapsed_s * q / (1 - q))
-        target = (1 - q) * self.outlives(self.elapsed_s)
-        if target < self.survival[-1]:
+        survival, elapsed_s = self.survival, self.elapsed_s
+        latest_s = MAX_WAIT_S if self.end_s is None else max(0.0, self.end_s - elapsed_s)
+        target = 1 - q
+        if elapsed_s > 0:
+            if self.is_spent:  # the Lindy rule: P(twice as long) = 1/2
+                return min(latest_s, MAX_WAIT_S if q >= 1 else elapsed_s * q / (1 - q))
+            target *= self.outlives(elapsed_s)
+        if target < survival[-1]:
             return latest_s
-        index = bisect_left(self.survival, -target, key=neg)
+        index = bisect_left(survival, -target, key=neg)
         if index == 0:
             return 0.0
-        before, after = self.survival[index - 1], self.survival[index]
+        before, after = survival[index - 1], survival[index]
         at_s: float = EDGES_S[index - 1] * FACTOR ** ((before - target) / (before - after))
-        return min(latest_s, max(0.0, at_s - self.elapsed_s))
+        return min(latest_s, max(0.0, at_s - elapsed_s))
 
     def points(self) -> tuple[float, ...]:
         """POINTS equally likely remaining waits, sorted."""

@@ -25,9 +25,9 @@ from agentkv.log import count, failed
 if TYPE_CHECKING:
     from agentkv.hints.hazards import Counts, Hazards
 
-KAPPA = 2.0
+KAPPA = 4.0
 """For how many calls a broader key counts in a narrower one."""
-SESSION_KAPPA = 4.0
+SESSION_KAPPA = 3.0
 """The same for what this session has seen so far."""
 KEEP = 0.985
 """What a call counts for after one more of its key."""
@@ -58,7 +58,7 @@ class Forecaster:
         self._kappa = hazards.as_hazards([kappa] * BINS)
         self._session_kappa = hazards.as_hazards([session_kappa] * BINS)
         self._keep, self._broad_keep, self._session_keep = (
-            (KEEP, BROAD_KEEP, SESSION_KEEP) if forgets else (1.0, 1.0, 1.0)
+            hazards.as_factor(keep if forgets else 1.0) for keep in (KEEP, BROAD_KEEP, SESSION_KEEP)
         )
         self._keys: OrderedDict[Key, Counts] = OrderedDict()
         self._session_keys: OrderedDict[Key, Counts] = OrderedDict()
