@@ -15,7 +15,7 @@ from collections.abc import Iterable, Mapping
 from numbers import Real
 from typing import TYPE_CHECKING, Any, Self
 
-from agentkv.core.curve import BINS, MAX_WAIT_S, Curve, bin_of
+from agentkv.core.curve import BINS, LEVELS, MAX_WAIT_S, Curve, bin_of
 from agentkv.core.forecast import Forecast
 from agentkv.core.hint import ToolStatus
 from agentkv.hints.classes import prior_of
@@ -278,19 +278,39 @@ def is_state(state: Any) -> bool:
     return isinstance(state, Mapping) and state.get("v") == VERSION and isinstance(state.get("keys"), list)
 
 
-def progress_forecast(elapsed_s: float, progress: float, *, n: int = 0) -> Forecast | None:
+def progress_forecast(elapsed_s: float, progress: float, known: Forecast | None = None) -> Forecast | None:
     """The whole duration (from the start) of a call that did `progress` (0..1] of its work in `elapsed_s`.
 
-    None where the report says nothing: not a number, <= 0, or no time has passed. Like every forecast at the start
-    of a wait it is to be conditioned with `.after(elapsed_s)`.
+    `known` is what its start was forecast with. Where calls of the tool stand behind that, the report makes half of
+    the distribution at first and all of it at the end (`(1 + progress) / 2`), what is known of the tool, given that this
+    call still runs, the rest: early reports come from work that is not even (one says 2 % after its set-up), late ones
+    hardly err. None where the report says nothing: not a number, <= 0, or no time has passed. Like every
+    forecast at the start of a wait it is to be conditioned with `.after(elapsed_s)`.
     """
     share, elapsed = _seconds(progress), _seconds(elapsed_s)
     if not share or not elapsed:
         return None
-    total_s = elapsed / min(share, 1.0)
-    rest_s = total_s - elapsed
-    points = tuple(min(elapsed + rest_s * factor, MAX_WAIT_S) for factor in PROGRESS_SPREAD)
-    return Forecast(remaining_s=points, n=n, source="declared")
+    share = min(share, 1.0)
+    rest_s = elapsed / share - elapsed
+    reported = tuple(min(elapsed + rest_s * factor, MAX_WAIT_S) for factor in PROGRESS_SPREAD)
+    if known is None or known.n == 0:
+        return Forecast(remaining_s=reported, n=0, source="declared")
+    left = known.after(elapsed)
+    others = tuple(min(elapsed + left.quantile_s(level), MAX_WAIT_S) for level in LEVELS)
+    points = _mixed(reported, others, (1 + share) / 2)
+    return Forecast(remaining_s=points, n=known.n, source="declared")
+
+
+def _mixed(some: tuple[float, ...], others: tuple[float, ...], share: float) -> tuple[float, ...]:
+    """Equally likely points of a mixture of two sets of such points, `some` with the weight `share`."""
+    weighted = sorted([(x, share / len(some)) for x in some] + [(x, (1 - share) / len(others)) for x in others])
+    points, passed, place = [], weighted[0][1], 0
+    for level in LEVELS:
+        while passed < level and place < len(weighted) - 1:
+            place += 1
+            passed += weighted[place][1]
+        points.append(weighted[place][0])
+    return tuple(points)
 
 
 def _seconds(value: object) -> float | None:

@@ -71,7 +71,8 @@ class ToolDesk:
         if scope.started_s is None or scope.progress_share is None:
             return
         try:
-            forecast = progress_forecast(self._clock.now_s() - scope.started_s, scope.progress_share)
+            elapsed_s = self._clock.now_s() - scope.started_s
+            forecast = progress_forecast(elapsed_s, scope.progress_share, scope.forecast)
             if forecast is None:
                 return
             if self._planner is not None and scope.session is not None:

@@ -463,6 +463,32 @@ def test_a_progress_report_says_when_the_whole_will_be_done():
     assert "declared" == forecast.source
 
 
+def test_a_progress_report_is_blended_with_what_is_known_of_the_tool():
+    """Fifty calls of about 20 s, and one that says 10 % after 10 s, so 100 in all: both are likely; at 90 % after 90 s
+    the report says it all. A tool that was never seen has nothing to set against its report.
+    """
+    known = learnt(*[18.0, 20.0, 22.0] * 17).forecast("bash", "pytest")
+    early = progress_forecast(10.0, 0.1, known)
+    assert early is not None
+    assert 0.3 < early.probability_within(30.0) < 0.5
+    assert early.after(10.0).probability_within(100.0) > 0.7
+    late = progress_forecast(90.0, 0.9, known)
+    assert late is not None
+    assert 95.0 < late.quantile_s(0.5) < 105.0
+    assert late.quantile_s(0.9) < 120.0
+    assert progress_forecast(10.0, 0.1, Forecaster().forecast("frob")) == progress_forecast(10.0, 0.1)
+
+
+@given(st.floats(0.001, 1e6), st.floats(0.001, 1.0), st.lists(st.floats(0.001, 1e6), max_size=5))
+def test_a_report_never_says_that_the_call_has_ended_before_now(elapsed_s, share, calls):
+    """Whatever is known of the tool, the whole is at least what has passed, and the points are sorted and finite."""
+    known = learnt(*calls).forecast("bash", "pytest")
+    forecast = progress_forecast(elapsed_s, share, known)
+    assert forecast is not None
+    assert forecast.remaining_s[0] >= elapsed_s
+    assert forecast.after(elapsed_s).quantile_s(0.5) >= 0
+
+
 @pytest.mark.parametrize(("elapsed_s", "progress"), [(1.0, 0.0), (1.0, -1.0), (1.0, math.nan), (0.0, 0.5), (-1.0, 0.5)])
 def test_a_progress_report_that_says_nothing_is_none(elapsed_s, progress):
     """Then the forecast stays what it was."""
