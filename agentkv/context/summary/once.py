@@ -1,8 +1,8 @@
-"""Rolling summary: early turns become one summary message, the last ones stay word for word.
+"""One fold of a prompt by hand: early turns become one summary message, the last ones stay word for word.
 
-Covers what may be folded and when. The system messages, the first and the newest user message are never folded; a
-tool call and its results stay together. Does not cover the call that writes the summary: `summarise` does that, and
-where it fails the history stays as it is.
+For prompts that you build yourself, with any text as summary. The system messages, the first and the newest user
+message are never folded; a tool call and its results stay together. Does not remember anything from call to call:
+`folder.py` does, and it knows what a fold costs.
 """
 
 from __future__ import annotations
@@ -10,12 +10,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from agentkv.context.summary.turns import SUMMARY_MARK, groups, is_summary
 from agentkv.core.message import Message
 from agentkv.errors import ConfigError
 from agentkv.log import failed
 
-SUMMARY_MARK = "[Summary of earlier turns]\n"
-"""How a summary message begins; that is how the next fold knows it."""
 MIN_SHARE = 0.25
 """A fold breaks the prefix, so it waits until what it can fold is at least this share of the soft mark."""
 
@@ -30,7 +29,7 @@ def fold(
 
     The answer is the very same object if nothing was folded: below the mark, nothing left to fold, or a summary that
     is missing, empty or not shorter than what it replaces (then a counter and a log line say so). At least
-    `keep_last` messages stay at the end, more where a tool call and its results would be parted. `count` should count
+    `keep_last` messages (not turns) stay at the end, more where a tool call and its results would be parted. `count` should count
     the whole prompt, tools included. An older summary among the folded messages is handed to `summarise` first.
     """
     if soft_tokens < 0 or keep_last < 0:
@@ -49,30 +48,6 @@ def fold(
         failed("summary_failed", error="the summary is not shorter than what it replaces")
         return messages
     return [*parts.head, summary, *parts.pinned, *parts.window]
-
-
-def is_summary(message: Message) -> bool:
-    """True for a message that `fold` made."""
-    return message.role == "user" and message.content.startswith(SUMMARY_MARK)
-
-
-def groups(messages: Sequence[Message]) -> list[list[Message]]:
-    """`messages` cut wherever no tool call is open: each assistant turn with all its results is one group.
-
-    Calls that are never answered do not keep a group open.
-    """
-    answered = {message.tool_call_id for message in messages if message.role == "tool"}
-    result: list[list[Message]] = []
-    waiting: set[str] = set()
-    for message in messages:
-        if result and (waiting or message.role == "tool"):
-            result[-1].append(message)
-        else:
-            result.append([message])
-        if message.role == "tool" and message.tool_call_id is not None:
-            waiting.discard(message.tool_call_id)
-        waiting |= {call.id for call in message.tool_calls} & answered
-    return result
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
