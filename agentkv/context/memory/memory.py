@@ -1,0 +1,369 @@
+"""Memory: what outlives a prompt. Episodic: conclusions of finished tasks; semantic: documents and facts.
+
+Covers remembering (off the caller's path), recalling (words and vectors together) and forgetting, per namespace.
+Working memory is the live context and not here. Whether what is recalled goes into a prompt is `decide.py`'s.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import warnings
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, Self
+
+from agentkv.clock import Clock, SystemClock
+from agentkv.context.estimate import estimate
+from agentkv.context.memory import table
+from agentkv.context.memory.embed import Embed, HashingEmbed, name_of, vectors_of
+from agentkv.context.memory.passages import PASSAGE_CHARS, cut
+from agentkv.context.memory.queue import Queue
+from agentkv.context.memory.vectors import Vectors
+from agentkv.errors import Closed, ConfigError
+from agentkv.log import count, failed
+
+if TYPE_CHECKING:
+    import sqlite3
+
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from agentkv.context.memory.database import Database
+
+Kind = Literal["semantic", "episodic"]
+KINDS: tuple[Kind, ...] = ("semantic", "episodic")
+QUERY_CHARS = 4_000
+"""Of a longer query the first and the last half of this are looked up."""
+VECTOR_SHARE = 0.5
+"""Of a score; the rest is how much of the query's words the passage holds. See docs/memory.md for the trials."""
+MAX_QUEUE_CHARS = 64_000_000
+_REEMBED = 256
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recalled:
+    """One passage that was found. `score` is 0 to 1, comparable between queries; `tokens` is what injecting costs."""
+
+    text: str
+    score: float
+    kind: str
+    source: str
+    tokens: int
+    id: int | str
+    at_ms: int = 0
+    task: str = ""
+    tags: tuple[str, ...] = ()
+
+
+def default_path() -> Path:
+    """Where memories are unless told otherwise: $AGENTKV_DATA, else the user's data folder."""
+    folder = os.environ.get("AGENTKV_DATA")
+    if folder:
+        return Path(folder) / "memory.sqlite"
+    import platformdirs
+
+    return Path(platformdirs.user_data_dir("agentkv")) / "memory.sqlite"
+
+
+class Memory:
+    """Memories in one SQLite file (`path=None`: in RAM), shared by threads and processes. A context manager.
+
+    `remember` returns at once and never raises for a text; `recall` never raises either: what fails is counted and
+    logged. Texts may hold anything; a lone surrogate is stored as U+FFFD. Raises ConfigError for a file that cannot
+    be used or is newer than this program.
+    """
+
+    def __init__(
+        self,
+        path: Path | str | None = None,
+        *,
+        namespace: str = "",
+        embed: Embed | None = None,
+        count: Callable[[str], int] = estimate,
+        passage_chars: int = PASSAGE_CHARS,
+        max_queue: int = 1_000,
+        max_passages: int = 100_000,
+        clock: Clock | None = None,
+    ) -> None:
+        if max_passages < 1:
+            raise ConfigError(f"max_passages={max_passages} is not allowed; give 1 or more")
+        next(cut("", passage_chars), None)  # refuses a size that cannot work
+        self.namespace = namespace
+        self.max_passages = max_passages
+        self._embed = embed or HashingEmbed()
+        self._embedder = name_of(self._embed)
+        self._count = count
+        self._passage_chars = passage_chars
+        self._clock = clock or SystemClock()
+        self._known: dict[str, _Known] = {}
+        self._queue: Queue[table.Entry | _Reembed] = Queue(
+            self._write, name="agentkv-memory", max_entries=max_queue, max_chars=MAX_QUEUE_CHARS
+        )
+        self._closed = False
+        from agentkv.context.memory.database import Database  # sqlite3: 4 ms that `import agentkv` must not pay
+
+        self._database: Database = Database(Path(path).expanduser() if path is not None else None)
+
+    @property
+    def waiting(self) -> int:
+        """Texts that are not written yet."""
+        return len(self._queue)
+
+    def __len__(self) -> int:
+        """Passages stored, of all namespaces."""
+        with self._database.reading() as connection:
+            return int(connection.execute("SELECT count(*) FROM passages").fetchone()[0])
+
+    def remember(
+        self,
+        text: str,
+        kind: Kind = "semantic",
+        *,
+        source: str = "",
+        tags: Collection[str] = (),
+        task: str = "",
+        namespace: str | None = None,
+    ) -> bool:
+        """Take `text` to be written by a thread; False, counted, where the queue is full or nothing is in the text.
+
+        Returns at once: neither cutting, nor embedding, nor the disk is waited for. Raises ConfigError for a kind that
+        there is not, Closed after `close()`.
+        """
+        if kind not in KINDS:
+            raise ConfigError(f"kind={kind!r} is not one of {', '.join(KINDS)}")
+        if self._closed:
+            raise Closed("this memory is closed")
+        if not text or text.isspace():
+            return False
+        entry = table.Entry(
+            namespace=_clean(self.namespace if namespace is None else namespace),
+            kind=kind,
+            text=text,
+            source=_clean(source),
+            task=_clean(task),
+            tags=tuple(sorted(_clean(tag) for tag in tags)),
+            at_ms=self._clock.wall_ms(),
+        )
+        return self._queue.put(entry, len(text))
+
+    def recall(
+        self,
+        query: str,
+        *,
+        k: int = 5,
+        kinds: Collection[str] = KINDS,
+        tags: Collection[str] = (),
+        namespace: str | None = None,
+    ) -> list[Recalled]:
+        """At most `k` passages for `query`, best first; with `tags` only those that bear all of them.
+
+        Blocks for a few ms (`arecall` does not block an event loop). An empty answer for an empty query, for `k` below
+        1, and for whatever fails.
+        """
+        space = _clean(self.namespace if namespace is None else namespace)
+        text = _clean(
+            query if len(query) <= QUERY_CHARS else f"{query[: QUERY_CHARS // 2]} {query[-QUERY_CHARS // 2 :]}"
+        )
+        if k < 1 or not text.strip() or not kinds:
+            return []
+        if self._closed:
+            raise Closed("this memory is closed")
+        count("memory_recalls")
+        try:
+            found = self._found(text, space, tuple(kinds), frozenset(tags), k)
+        except Exception as error:
+            failed("memory_recall_failed", error=repr(error)[:200])
+            return []
+        return [replace(one, tokens=self._count(one.text)) for one in found]
+
+    async def arecall(self, query: str, **options: Any) -> list[Recalled]:
+        """`recall` on a worker thread."""
+        return await asyncio.to_thread(self.recall, query, **options)
+
+    def forget(
+        self,
+        memory: int | str | None = None,
+        *,
+        source: str | None = None,
+        older_than_s: float | None = None,
+        namespace: str | None = None,
+    ) -> int:
+        """Remove one memory by its id, or what came from `source` alone, or what is older; the number of passages.
+
+        What is still waiting to be written is written first. Blocks; raises ConfigError unless exactly one is given.
+        """
+        if [memory, source, older_than_s].count(None) != 2:  # noqa: PLR2004  one of three
+            raise ConfigError("forget() takes exactly one of: an id, source=, older_than_s=")
+        space = _clean(self.namespace if namespace is None else namespace)
+        self.flush()
+        with self._database.writing() as connection:
+            if source is not None:
+                return table.remove_source(connection, space, _clean(source))
+            if memory is not None:
+                sql, value = "SELECT id FROM passages WHERE namespace = ? AND id = ?", float(memory)
+            else:
+                sql = "SELECT id FROM passages WHERE namespace = ? AND at_ms < ?"
+                value = self._clock.wall_ms() - (older_than_s or 0) * 1000
+            return table.remove(connection, [row[0] for row in connection.execute(sql, (space, value)).fetchall()])
+
+    def flush(self, timeout_s: float = 10.0) -> bool:
+        """Wait until everything remembered so far is stored; False if that did not happen in time."""
+        return self._queue.flush(timeout_s)
+
+    def close(self) -> None:
+        """Write what waits, then close the file. Idempotent."""
+        self._closed = True
+        self._queue.close()
+        self._database.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_exception: object) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        if not getattr(self, "_closed", True):
+            warnings.warn("a Memory was not closed", ResourceWarning, stacklevel=2)
+
+    def _found(self, query: str, space: str, kinds: tuple[str, ...], tags: frozenset[str], k: int) -> list[Recalled]:
+        vector = self._vector(query)
+        pool = (4 * k + 24) * (4 if tags else 1)
+        with self._database.reading() as connection:
+            vectors = self._vectors(connection, space)
+            weighed, searched = table.weights(connection, query)
+            candidates = set(table.by_words(connection, space, searched, pool))
+            cosines: dict[int, float] = {}
+            if vectors is not None and vector is not None and len(vector) == vectors.dimensions:
+                candidates |= {found for found, _ in vectors.nearest(vector, pool, kinds)}
+                cosines = vectors.cosines(vector, candidates)
+            covered = table.coverage(connection, weighed, candidates)
+            rows = table.rows(connection, space, kinds, candidates)
+        return best((row for row in rows if tags <= set(row.tags)), cosines, covered, k)
+
+    def _vector(self, query: str) -> NDArray[np.float32] | None:
+        try:
+            return vectors_of(self._embed, [query])[0]
+        except Exception as error:
+            failed("memory_embed_failed", error=repr(error)[:200])
+            return None
+
+    def _vectors(self, connection: sqlite3.Connection, space: str) -> Vectors | None:
+        """The vectors of `space`, brought up to date with what any process wrote. Under the reader's lock."""
+        state, removals = self._database.state(connection), table.changed(connection)
+        known = self._known.get(space)
+        if known is not None and known.state == state and known.connection is connection:
+            return known.vectors
+        if known is None or known.removals != removals or known.connection is not connection:
+            known = _Known(connection=connection, removals=removals)
+        new = table.vectors_after(connection, space, known.last)
+        stale = [row[0] for row in new if row[2] != self._embedder or row[3] is None]
+        if stale:
+            for at in range(0, len(stale), _REEMBED):
+                self._queue.put(_Reembed(passages=tuple(stale[at : at + _REEMBED])), 0)
+        known.add([row for row in new if row[2] == self._embedder and row[3] is not None])
+        known.last = new[-1][0] if new else known.last
+        known.state = state
+        self._known[space] = known
+        return known.vectors
+
+    def _write(self, batch: Sequence[table.Entry | _Reembed]) -> None:
+        """On the queue's thread: cut, embed and store, in transactions of a few hundred passages."""
+        for item in batch:
+            if isinstance(item, _Reembed):
+                self._embed_again(item.passages)
+        passages = (
+            replace(entry, text=piece)
+            for entry in batch
+            if isinstance(entry, table.Entry)
+            for piece in cut(_clean(entry.text), self._passage_chars)
+        )
+        while chunk := [entry for entry, _ in zip(passages, range(_REEMBED), strict=False)]:
+            self._store(chunk)
+
+    def _store(self, entries: list[table.Entry]) -> None:
+        vectors = self._embedded([entry.text for entry in entries])
+        with self._database.writing() as connection:
+            for entry, vector in zip(entries, vectors, strict=True):
+                new = table.insert(connection, entry, self._embedder if vector else "", vector)
+                count("memory_written" if new else "memory_duplicates")
+            dropped = table.remove_oldest(connection, self.max_passages)
+        if dropped:
+            count("memory_dropped_oldest")
+
+    def _embedded(self, texts: list[str]) -> list[bytes | None]:
+        """Vectors as half-precision bytes; None for each where embedding fails, and words alone find them."""
+        try:
+            return [row.tobytes() for row in vectors_of(self._embed, texts).astype("<f2")]
+        except Exception as error:
+            failed("memory_embed_failed", error=repr(error)[:200])
+            return [None] * len(texts)
+
+    def _embed_again(self, passages: tuple[int, ...]) -> None:
+        """Give passages that another embedding (or none) was stored with a vector of this one."""
+        with self._database.reading() as connection:
+            found = table.texts(connection, passages)
+        vectors = self._embedded([text for _, text in found])
+        if None in vectors:
+            return
+        with self._database.writing() as connection:
+            for (passage, _), vector in zip(found, vectors, strict=True):
+                table.set_vector(connection, passage, self._embedder, vector)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Reembed:
+    passages: tuple[int, ...]
+
+
+@dataclass(slots=True, kw_only=True)
+class _Known:
+    """What is held of one namespace, and up to where that is."""
+
+    connection: sqlite3.Connection
+    removals: int
+    state: tuple[int, int] = (-1, -1)
+    last: int = 0
+    vectors: Vectors | None = None
+
+    def add(self, new: Sequence[tuple[int, str, str, bytes | None]]) -> None:
+        if not new:
+            return
+        import numpy as np
+
+        rows = np.stack([np.frombuffer(vector or b"", dtype="<f2") for _, _, _, vector in new]).astype(np.float32)
+        if self.vectors is None:
+            self.vectors = Vectors(rows.shape[1])
+        self.vectors.add([row[0] for row in new], [row[1] for row in new], rows)
+
+
+def best(rows: Any, cosines: dict[int, float], covered: dict[int, float], k: int) -> list[Recalled]:
+    """The `k` rows of the greatest scores: cosine and coverage, weighed. Equal texts of two kinds count once.
+
+    A weighted sum and not a fusion of ranks: a rank says nothing about whether the best one is any good, and that is
+    what the decision to inject needs. Without vectors the words count alone.
+    """
+    share = VECTOR_SHARE if cosines else 0.0
+    found: dict[str, Recalled] = {}
+    for row in rows:
+        score = share * max(0.0, cosines.get(row.id, 0.0)) + (1 - share) * covered.get(row.id, 0.0)
+        if row.text not in found or found[row.text].score < score:
+            found[row.text] = Recalled(
+                text=row.text,
+                score=round(score, 4),
+                kind=row.kind,
+                source=row.source,
+                tokens=0,
+                id=row.id,
+                at_ms=row.at_ms,
+                task=row.task,
+                tags=row.tags,
+            )
+    return sorted(found.values(), key=lambda one: (-one.score, -one.at_ms, str(one.id)))[:k]
+
+
+def _clean(text: str) -> str:
+    """`text` as UTF-8 can hold it: a lone surrogate becomes U+FFFD."""
+    return text.encode("utf-8", "replace").decode("utf-8") if not text.isascii() else text
