@@ -6,11 +6,12 @@ same facts give the same bill, in this process or from a saved ledger.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Self
 
-from agentkv.budget.ledger import Fact, ModelCall, MoveFact, TaskFact, ToolCallFact
+from agentkv.budget.ledger import ContextFact, Fact, ModelCall, MoveFact, TaskFact, ToolCallFact
 from agentkv.core.usage import Timing, Usage
 
 VERSION = "agentkv.bill/1"
@@ -42,6 +43,30 @@ class Spans:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Shaping:
+    """What was done to the prompts, and what broke them.
+
+    `slimmed` tool outputs went from `slim_before` to `slim_after` tokens. `folds` took `fold_before` tokens of prompt
+    to `fold_after`, for `summary_tokens` of model calls; `failed_folds` left the history as it was. `breaks` counts
+    prompts that did not extend the one before, by cause, `break_tokens` what had to be computed again for them.
+    `retrievals` is how often memories were looked up, `recalled_tokens` what was told of them.
+    """
+
+    slimmed: int = 0
+    slim_before: int = 0
+    slim_after: int = 0
+    folds: int = 0
+    fold_before: int = 0
+    fold_after: int = 0
+    summary_tokens: int = 0
+    failed_folds: int = 0
+    breaks: dict[str, int]
+    break_tokens: int = 0
+    retrievals: int = 0
+    recalled_tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Bill:
     """One task's bill. `print(bill)` is the console report.
 
@@ -59,11 +84,11 @@ class Bill:
     failed_moves: int = 0
     resume_stalls_s: tuple[float, ...] = ()
     spans: Spans
+    shaping: Shaping
     visible_tokens: int = 0
     peak_context_tokens: int = 0
     started_ms: int | None = None
     finished_ms: int | None = None
-    retrievals: int = 0
     agent_messages: int = 0
 
     @classmethod
@@ -86,6 +111,7 @@ class Bill:
             drops=sum(move.action == "drop" and move.outcome in ("done", "partial") for move in moves),
             failed_moves=sum(move.outcome == "failed" for move in moves),
             resume_stalls_s=_resume_stalls(mine),
+            shaping=_shaping([fact for fact in mine if isinstance(fact, ContextFact)], calls),
             spans=_spans(calls, tools, wall_ms=0 if started_ms is None else (ended_ms or 0) - started_ms),
             visible_tokens=_visible_tokens(calls),
             peak_context_tokens=max((call.usage.total_tokens for call in calls), default=0),
@@ -132,8 +158,9 @@ class Bill:
             "peak_context_tokens": self.peak_context_tokens,
             "visible_tokens": self.visible_tokens,
             "effective_token_ratio": self.effective_token_ratio,
-            "retrievals": self.retrievals,
+            "retrievals": self.shaping.retrievals,
             "agent_messages": self.agent_messages,
+            "context": asdict(self.shaping),
             "calls": [asdict(call) for call in self.calls],
             "tools": [asdict(tool) for tool in self.tools],
             "moved": {direction: asdict(moved) for direction, moved in self.moved.items()},
@@ -165,6 +192,28 @@ def _moved(moves: Sequence[MoveFact]) -> dict[str, Moved]:
     return sums
 
 
+def _shaping(facts: Sequence[ContextFact], calls: Sequence[ModelCall]) -> Shaping:
+    by_event: dict[str, list[ContextFact]] = {}
+    for fact in facts:
+        by_event.setdefault(fact.event, []).append(fact)
+    slims, folds, breaks = (by_event.get(event, []) for event in ("slim", "fold", "break"))
+    recalls = by_event.get("recall", [])
+    return Shaping(
+        slimmed=len(slims),
+        slim_before=sum(fact.before_tokens for fact in slims),
+        slim_after=sum(fact.after_tokens for fact in slims),
+        folds=len(folds),
+        fold_before=sum(fact.before_tokens for fact in folds),
+        fold_after=sum(fact.after_tokens for fact in folds),
+        summary_tokens=sum(call.usage.total_tokens for call in calls if call.purpose == "summary"),
+        failed_folds=len(by_event.get("fold_failed", [])),
+        breaks=dict(Counter(fact.cause for fact in breaks)),
+        break_tokens=sum(fact.before_tokens for fact in breaks),
+        retrievals=len(recalls),
+        recalled_tokens=sum(fact.after_tokens for fact in recalls),
+    )
+
+
 def _resume_stalls(facts: Sequence[Fact]) -> tuple[float, ...]:
     waiting: set[str] = set()
     stalls = []
@@ -193,4 +242,5 @@ def _spans(calls: Sequence[ModelCall], tools: Sequence[ToolCallFact], *, wall_ms
 def _visible_tokens(calls: Sequence[ModelCall]) -> int:
     if any(call.visible is not None for call in calls):
         return sum(call.usage.output_tokens for call in calls if call.visible)
-    return next((call.usage.output_tokens for call in reversed(calls) if call.status == "ok"), 0)
+    answers = (call for call in reversed(calls) if call.status == "ok" and call.purpose == "answer")
+    return next((call.usage.output_tokens for call in answers), 0)

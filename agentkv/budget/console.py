@@ -9,7 +9,7 @@ import statistics
 from collections.abc import Sequence
 from itertools import starmap
 
-from agentkv.budget.bill import Bill
+from agentkv.budget.bill import Bill, Shaping
 from agentkv.budget.ledger import ModelCall, ToolCallFact
 from agentkv.core.usage import Usage
 from agentkv.units import format_bytes, format_seconds
@@ -54,8 +54,26 @@ def _summary(bill: Bill) -> list[str]:
         median, worst = statistics.median(bill.resume_stalls_s), max(bill.resume_stalls_s)
         resumed = _times(len(bill.resume_stalls_s), "resume")
         rows.append(("stall after a tool", f"median {format_seconds(median)}, max {format_seconds(worst)}, {resumed}"))
-    rows.append(("retrievals, messages", f"{bill.retrievals}, {bill.agent_messages} between agents"))
+    rows += _context(bill.shaping)
+    rows.append(("retrievals, messages", f"{bill.shaping.retrievals}, {bill.agent_messages} between agents"))
     return [f"  {name:<23}{value}" for name, value in rows]
+
+
+def _context(shaping: Shaping) -> list[tuple[str, str]]:
+    rows = []
+    if shaping.slimmed:
+        what = f"{_times(shaping.slimmed, 'tool output')}, {shaping.slim_before:,} -> {shaping.slim_after:,} tokens"
+        rows.append(("slimmed", what))
+    if shaping.folds or shaping.failed_folds:
+        failed = f", {shaping.failed_folds} failed" if shaping.failed_folds else ""
+        sizes = f", {shaping.fold_before:,} -> {shaping.fold_after:,} tokens of prompt" if shaping.folds else ""
+        rows.append(("folds", f"{shaping.folds}{failed}{sizes}, summaries cost {shaping.summary_tokens:,}"))
+    if shaping.breaks:
+        causes = ", ".join(f"{cause} {number}x" for cause, number in sorted(shaping.breaks.items()))
+        rows.append(("prefix broken", f"{causes}; {shaping.break_tokens:,} tokens computed again"))
+    if shaping.recalled_tokens:
+        rows.append(("recalled", f"{shaping.recalled_tokens:,} tokens of memories"))
+    return rows
 
 
 def _model_calls(calls: Sequence[ModelCall]) -> list[str]:
@@ -76,6 +94,7 @@ def _model_calls(calls: Sequence[ModelCall]) -> list[str]:
 def _model_row(number: int, call: ModelCall) -> list[str]:
     notes = [] if call.status == "ok" else [call.status]
     notes += ["est."] if call.estimated else []
+    notes += [call.purpose] if call.purpose != "answer" and call.node != call.purpose else []
     notes += [f"try {call.attempt}"] if call.attempt > 1 else []
     times = (format_seconds(call.timing.ttft_s), format_seconds(call.timing.stall_s))
     return [

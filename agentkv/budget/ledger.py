@@ -23,6 +23,7 @@ class ModelCall:
     """One model call, however it ended: "ok", "aborted" (cancelled) or "failed". Each attempt is its own fact.
 
     `estimated`: the engine gave no usage and we counted. `visible`: its output went to the user; None = not told.
+    `purpose`: "answer", or "summary" for a call that was made to keep the context short.
     """
 
     kind: ClassVar[str] = "model_call"
@@ -39,6 +40,7 @@ class ModelCall:
     priority: int = 1
     estimated: bool = False
     visible: bool | None = None
+    purpose: str = "answer"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,6 +79,28 @@ class MoveFact:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ContextFact:
+    """Something that was done to a prompt, or that happened to it.
+
+    event "slim": a tool output (of the tool `name`) went from `before_tokens` to `after_tokens` under the rule `cause`.
+    "fold": the prompt did; `cause` says why then. "fold_failed": the history stayed. "recall": of `before_tokens`
+    memories found (a count), `after_tokens` tokens were told. "break": a prompt did not extend the one before; `cause`
+    names why, `before_tokens` had to be computed again.
+    """
+
+    kind: ClassVar[str] = "context"
+    task: str
+    session: str = ""
+    at_ms: int = 0
+    event: str = ""
+    name: str = ""
+    cause: str = ""
+    before_tokens: int = 0
+    after_tokens: int = 0
+    seconds: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TaskFact:
     """A task "started" or "finished"; `final`: it was destroyed and will not go on."""
 
@@ -87,8 +111,8 @@ class TaskFact:
     final: bool = False
 
 
-Fact = ModelCall | ToolCallFact | MoveFact | TaskFact
-_KINDS: dict[str, type[Fact]] = {cls.kind: cls for cls in (ModelCall, ToolCallFact, MoveFact, TaskFact)}
+Fact = ModelCall | ToolCallFact | MoveFact | ContextFact | TaskFact
+_KINDS: dict[str, type[Fact]] = {cls.kind: cls for cls in (ModelCall, ToolCallFact, MoveFact, ContextFact, TaskFact)}
 _PARTS: dict[str, type[Usage | Timing]] = {"usage": Usage, "timing": Timing}
 
 

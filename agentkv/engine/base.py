@@ -66,6 +66,8 @@ class Request:
 
     `session` joins a known session; None lets the engine find it (longest common prefix inside the task).
     `forced_ids` makes the model emit exactly these token ids (a replay, or a test); then nothing is sampled.
+    `as_is`: the messages are sent as they are, whatever the runtime's context options say. `purpose` is for the bill:
+    a "summary" is a call that the runtime makes for itself.
     """
 
     messages: tuple[Message, ...] | None = None
@@ -76,6 +78,8 @@ class Request:
     session: str | None = None
     priority: PriorityClass = PriorityClass.STEP
     forced_ids: tuple[int, ...] | None = None
+    as_is: bool = False
+    purpose: Literal["answer", "summary"] = "answer"
 
     def __post_init__(self) -> None:
         if (self.messages is None) == (self.prompt is None):

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar, overload
 from agentkv import log
 from agentkv.budget.limits import Budget
 from agentkv.clock import Clock, SystemClock
+from agentkv.context.options import Context
 from agentkv.core.hint import Hint
 from agentkv.core.host import Host
 from agentkv.core.residency import Policy, Receipt
@@ -22,13 +23,17 @@ from agentkv.hints.features import command_words, size_bytes
 from agentkv.policy.rules import Rules
 from agentkv.runtime import identity
 from agentkv.runtime.books import Books
-from agentkv.runtime.build import last_session_of, planner_for, rules_of
+from agentkv.runtime.build import last_session_of, planner_for, rules_of, stages_for
 from agentkv.runtime.calls import ModelCalls
+from agentkv.runtime.contexts import Contexts
 from agentkv.runtime.desk import ToolDesk
+from agentkv.runtime.doors import Doors
 from agentkv.runtime.emit import Emitter
 from agentkv.runtime.hosts import find_host
 from agentkv.runtime.learned import Learned, default_path
+from agentkv.runtime.nodes import decorated
 from agentkv.runtime.prefixes import Prefixes
+from agentkv.runtime.receipts import Receipts
 from agentkv.runtime.tasks import TaskScope
 from agentkv.runtime.tools import ToolScope
 
@@ -36,8 +41,10 @@ if TYPE_CHECKING:
     from openai import AsyncOpenAI, OpenAI
 
     from agentkv.budget.bill import Bill
+    from agentkv.context.view import Stages
 
 _Fn = TypeVar("_Fn", bound=Callable[..., Any])
+DEFAULT_CONTEXT: Context | None = None
 
 
 class AgentKV:
@@ -47,16 +54,25 @@ class AgentKV:
     """
 
     def __init__(
-        self, *, engine: Engine, policy: str | Policy | Rules, books: Books, learned: Learned, host: Host, clock: Clock
-    ) -> None:
+        self, *, engine: Engine, policy: str | Policy | Rules, books: Books, learned: Learned, host: Host, clock: Clock,
+        context: Context | None, stages: Stages | None,
+    ) -> None:  # fmt: skip
         self.engine = engine
         self.host = host
         self._clock = clock
         self._books = books
         self._emitter = Emitter(clock=clock)
-        self._receipts: list[Callable[[Receipt], None]] = [books.move]
+        self._receipts = Receipts(books.move)
         self._learned = learned
-        self._planner = planner_for(engine, rules_of(policy), learned.forecaster, clock, self._tell_receipt)
+        self._planner = planner_for(engine, rules_of(policy), learned.forecaster, clock, self._receipts.tell)
+        self.context = Contexts(
+            options=context,
+            stages=stages,
+            books=books,
+            clock=clock,
+            caller=self.caller,
+            ask=lambda request, timeout_s: self._model_calls.ask(request, timeout_s),
+        )
         self._desk = ToolDesk(
             planner=self._planner,
             forecaster=learned.forecaster,
@@ -66,6 +82,8 @@ class AgentKV:
             caller=self.caller,
             last_session=self._last_session,
             is_control_flow=host.is_control_flow,
+            waits=self.context.tool_waits,
+            slim=self.context.slim,
         )
         self._prefixes = Prefixes()
         self._model_calls = ModelCalls(
@@ -74,11 +92,13 @@ class AgentKV:
             books=books,
             emitter=self._emitter,
             prefixes=self._prefixes,
+            shaper=self.context.shaper,
             caller=self.caller,
             last_session=self._last_session,
+            as_is=lambda: identity.wants_as_is(self),
         )
         self._ids = itertools.count(1)
-        self._in_process: Any = None
+        self._doors = Doors(submit=self.submit, engine=engine, caller=self.caller)
         self._lock = threading.Lock()
         self._closed = False
 
@@ -99,6 +119,7 @@ class AgentKV:
         ledger: str | None = None,
         salt: str = "",
         persist: bool = False,
+        context: Context | None = DEFAULT_CONTEXT,
         progress: Callable[[str], None] | None = None,
     ) -> Self:
         """The embedded engine with its three tiers.
@@ -118,6 +139,7 @@ class AgentKV:
             salt: a tenant's secret; sessions under different salts never share blocks.
             persist: sessions whose task did not end are on disk when this closes, and resume in the next process with
                 the same model, salt and disk (without `disk`: in the user's cache folder). See `agentkv sessions`.
+            context: how prompts are kept short and steady, see `Context`; None leaves them as they are.
             progress: called with a sentence at each slow step of loading.
 
         Raises:
@@ -138,7 +160,7 @@ class AgentKV:
             persist=persist,
             progress=progress,
         )
-        return cls._assemble(engine, policy=chosen, ledger=ledger)
+        return cls._assemble(engine, policy=chosen, ledger=ledger, context=context)
 
     @classmethod
     def remote(
@@ -149,12 +171,13 @@ class AgentKV:
         api_key: str | None = None,
         ledger: str | None = None,
         timeout_s: float = 600.0,
+        context: Context | None = DEFAULT_CONTEXT,
     ) -> Self:
         """Any OpenAI-compatible endpoint, through the openai package: hints, budgets and bills without our engine."""
         from agentkv.engine.remote import RemoteEngine
 
         engine = RemoteEngine(base_url=base_url, model=model, api_key=api_key, timeout_s=timeout_s)
-        return cls._assemble(engine, policy="keep", ledger=ledger)
+        return cls._assemble(engine, policy="keep", ledger=ledger, context=context)
 
     @classmethod
     def with_engine(
@@ -165,9 +188,10 @@ class AgentKV:
         ledger: str | None = "memory",
         host: Host | None = None,
         clock: Clock | None = None,
+        context: Context | None = DEFAULT_CONTEXT,
     ) -> Self:
         """Any object that answers model calls; `ScriptedEngine` for tests."""
-        return cls._assemble(engine, policy=policy, ledger=ledger, host=host, clock=clock)
+        return cls._assemble(engine, policy=policy, ledger=ledger, host=host, clock=clock, context=context)
 
     @classmethod
     def _assemble(
@@ -176,6 +200,7 @@ class AgentKV:
         *,
         policy: str | Policy | Rules,
         ledger: str | None,
+        context: Context | None,
         host: Host | None = None,
         clock: Clock | None = None,
     ) -> Self:
@@ -184,12 +209,16 @@ class AgentKV:
         clock = clock or SystemClock()
         try:
             rules = rules_of(policy)
+            stages = stages_for(engine, context, in_memory=ledger == "memory")
             books = Books(ledger=open_ledger(ledger), clock=clock, model=engine.model)
         except BaseException:
             engine.close()
             raise
         learned = Learned(None if ledger == "memory" else default_path(), now_s=clock.now_s())
-        return cls(engine=engine, policy=rules, books=books, learned=learned, host=host or find_host(), clock=clock)
+        host = host or find_host()
+        return cls(
+            engine=engine, policy=rules, books=books, learned=learned, host=host, clock=clock, context=context, stages=stages
+        )  # fmt: skip
 
     # -- model calls
 
@@ -246,25 +275,15 @@ class AgentKV:
     @overload
     def node(self, fn: _Fn, /) -> _Fn: ...
     @overload
-    def node(self, /, *, name: str | None = None) -> Callable[[_Fn], _Fn]: ...
-    def node(self, fn: Any = None, /, *, name: str | None = None) -> Any:
-        """Decorate a graph node (or any callable): what it calls is attributed to it. Behaviour is unchanged."""
+    def node(self, /, *, name: str | None = None, context: bool = True) -> Callable[[_Fn], _Fn]: ...
+    def node(self, fn: Any = None, /, *, name: str | None = None, context: bool = True) -> Any:
+        """Decorate a graph node (or any callable): what it calls is attributed to it. Behaviour is unchanged.
+
+        With context=False the node's model calls are sent exactly as they are.
+        """
         if fn is None:
-            return lambda decorated: self._wrap(decorated, name)
-        return self._wrap(fn, name)
-
-    def _wrap(self, fn: Any, name: str | None) -> Any:
-        label = name or getattr(fn, "__name__", None) or getattr(fn, "name", None) or type(fn).__name__
-
-        def enter() -> Any:
-            return identity.push(owner=self, node=label)
-
-        def leave(token: Any, error: BaseException | None) -> None:
-            identity.pop(token)
-            if error is not None and not self.host.is_control_flow(error):
-                log.count("node_failed")
-
-        return self.host.wrap_node(fn, enter, leave)
+            return lambda one: decorated(self, self.host, one, name=name, as_is=not context)
+        return decorated(self, self.host, fn, name=name, as_is=not context)
 
     def attach(self, graph: Any) -> Any:
         """`graph` with hints and bill from the framework's callbacks alone: no code change."""
@@ -310,14 +329,7 @@ class AgentKV:
 
     def on_receipt(self, listener: Callable[[Receipt], None]) -> None:
         """Hear what became of every move, from the thread that carried it out; must be quick."""
-        self._receipts.append(listener)
-
-    def _tell_receipt(self, receipt: Receipt) -> None:
-        for listener in self._receipts:
-            try:
-                listener(receipt)
-            except Exception as error:
-                log.failed("receipt_listener_failed", error=repr(error))
+        self._receipts.add(listener)
 
     # -- the end of a task, and what it cost
 
@@ -325,6 +337,7 @@ class AgentKV:
         """The task is over: destroy its sessions without writing a byte. Unknown and repeated keys are no-ops."""
         sessions = self._books.sessions(task)
         self._prefixes.forget(sessions)
+        self.context.forget(task)
         if self._planner is not None:
             self._planner.forget(sessions)
         finish_task = getattr(self.engine, "finish_task", None)
@@ -346,24 +359,15 @@ class AgentKV:
 
     def openai(self) -> OpenAI:
         """An `openai.OpenAI` client that talks to this engine without a socket."""
-        client: OpenAI = self._doors().openai()
+        self._check_open()
+        client: OpenAI = self._doors.open().openai()
         return client
 
     def async_openai(self) -> AsyncOpenAI:
         """An `openai.AsyncOpenAI` client that talks to this engine without a socket."""
-        client: AsyncOpenAI = self._doors().async_openai()
+        self._check_open()
+        client: AsyncOpenAI = self._doors.open().async_openai()
         return client
-
-    def _doors(self) -> Any:
-        from agentkv.server.app import create_app
-        from agentkv.server.transport import InProcess
-
-        with self._lock:
-            self._check_open()
-            if self._in_process is None:
-                app = create_app(self.submit, model=self.engine.model, count_tokens=self.engine.count_tokens)
-                self._in_process = InProcess(app, identify=self.caller)
-            return self._in_process
 
     # -- lifetime
 
@@ -373,9 +377,7 @@ class AgentKV:
             if self._closed:
                 return
             self._closed = True
-            doors = self._in_process
-        if doors is not None:
-            doors.close()
+        self._doors.close()
         if self._planner is not None:
             self._planner.close()
         self.engine.close()

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import TYPE_CHECKING
 
-from agentkv.budget.ledger import Ledger, ModelCall, MoveFact, TaskFact, ToolCallFact
+from agentkv.budget.ledger import ContextFact, Ledger, ModelCall, MoveFact, TaskFact, ToolCallFact
 from agentkv.budget.limits import Account, Budget, Reservation
 from agentkv.clock import Clock
 from agentkv.core.residency import Receipt
@@ -159,6 +159,7 @@ class Books:
                     timing=timing,
                     status=status,
                     priority=int(request.priority),
+                    purpose=request.purpose,
                     estimated=len(stream.partial) != stream.partial_tokens
                     if generation is None
                     else generation.estimated,
@@ -219,6 +220,33 @@ class Books:
                 predicted_p90_s=None if forecast is None else forecast.quantile_s(0.9),
                 actual_s=actual_s,
                 status=scope.status.value,
+            )
+        )
+
+    def context_event(
+        self,
+        task: str,
+        event: str,
+        *,
+        before: int = 0,
+        after: int = 0,
+        cause: str = "",
+        name: str = "",
+        session: str = "",
+        seconds: float = 0.0,
+    ) -> None:
+        """Something was done to a prompt; see ContextFact."""
+        self._ledger.append(
+            ContextFact(
+                task=task,
+                session=session,
+                at_ms=self._clock.wall_ms(),
+                event=event,
+                name=name,
+                cause=cause,
+                before_tokens=before,
+                after_tokens=after,
+                seconds=seconds,
             )
         )
 

@@ -4,19 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from agentkv.clock import Clock
 from agentkv.core.residency import Policy, Receipt
 from agentkv.core.task import Caller
 from agentkv.engine.base import Engine, TieredEngine
 from agentkv.errors import ConfigError, ExtraMissing
+from agentkv.hints.features import command_words
 from agentkv.hints.forecaster import Forecaster
 from agentkv.policy.evict import next_use
 from agentkv.policy.rules import Rules
+from agentkv.runtime.learned import data_folder
 from agentkv.runtime.planner import Planner
 from agentkv.units import GIB, parse_bytes
+
+if TYPE_CHECKING:
+    from agentkv.context.options import Context
+    from agentkv.context.view import Stages
 
 
 def local_engine(
@@ -103,6 +110,58 @@ def planner_for(
     if hasattr(engine, "rank_by"):
         engine.rank_by(rules.evict_key)
     return Planner(engine=engine, policy=rules.decide, forecaster=forecaster, clock=clock, on_receipt=on_receipt)  # type: ignore[arg-type]
+
+
+def stages_for(engine: Engine, options: Context | None, *, in_memory: bool) -> Stages | None:
+    """The stages that every prompt passes; None where prompts are left alone. `in_memory`: no files are written."""
+    if options is None:
+        return None
+    from agentkv.context.counter import Counter
+    from agentkv.context.notebook import Notebook
+    from agentkv.context.outputs import Outputs
+    from agentkv.context.slim import Slimmer
+    from agentkv.context.summary import Folder
+    from agentkv.context.tokens import count_text
+    from agentkv.context.view import Stages
+
+    count: Callable[[str], int] = getattr(engine, "count_text", None) or partial(count_text, model=engine.model)
+    counter = Counter(count)
+    folder = None if in_memory else data_folder() / "context"
+    if options.folder is not None:
+        folder = Path(options.folder)
+    notebook = Notebook(None if folder is None else folder / "notes")
+    slimmer = options.slim if isinstance(options.slim, Slimmer) else None
+    if options.slim is True:
+        outputs = Outputs(
+            None if folder is None else folder / "outputs",
+            quota_bytes=options.quota_bytes,
+            keep_s=options.keep_days * 86_400,
+        )
+        slimmer = Slimmer(outputs=outputs, count=count, max_tokens=options.slim_tokens)
+    folding = None
+    if options.summarise is not None:
+        engine_tokens = getattr(engine, "context_tokens", None)
+        folding = Folder(
+            notebook=notebook,
+            soft_tokens=options.soft_tokens(engine_tokens),
+            window_tokens=options.window(engine_tokens),
+            keep_last=options.keep_last,
+            max_payback_calls=options.max_payback_calls,
+            count=counter.message,
+            fallback="extract" if options.summarise == "extract" else options.fallback,
+            redact=options.redact,
+        )
+    return Stages(counter=counter, notebook=notebook, slimmer=slimmer, folder=folding, command_of=command_of)
+
+
+def command_of(arguments: str) -> str:
+    """The command words in a tool call's JSON arguments; "" for what is no JSON object."""
+    import json
+
+    try:
+        return command_words(json.loads(arguments))
+    except (ValueError, RecursionError):
+        return ""
 
 
 def last_session_of(engine: Engine, caller: Caller) -> str | None:

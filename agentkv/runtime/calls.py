@@ -4,15 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from agentkv.budget.limits import Account, Reservation
 from agentkv.core.hint import HintKind
 from agentkv.core.task import Caller, PriorityClass
 from agentkv.engine.base import Engine, Generation, Request, Stream
+from agentkv.engine.deferred import deferred
 from agentkv.runtime.books import Books
 from agentkv.runtime.emit import Emitter
 from agentkv.runtime.planner import Planner
 from agentkv.runtime.prefixes import Prefixes
+
+if TYPE_CHECKING:
+    from agentkv.runtime.shape import Shaper
 
 
 class ModelCalls:
@@ -26,20 +31,37 @@ class ModelCalls:
         books: Books,
         emitter: Emitter,
         prefixes: Prefixes,
+        shaper: Shaper | None,
         caller: Callable[[], Caller],
         last_session: Callable[[Caller], str | None],
+        as_is: Callable[[], bool],
     ) -> None:
         self._engine = engine
         self._planner = planner
         self._books = books
         self._emitter = emitter
         self._prefixes = prefixes
+        self._shaper = shaper
         self._caller = caller
         self._last_session = last_session
+        self._as_is = as_is
 
     def submit(self, request: Request) -> Stream:
         """Start a call; see `AgentKV.submit`."""
         request = self._identified(request)
+        if self._shaper is None or request.as_is or request.messages is None or self._as_is():
+            return self._send(request)
+        turn = self._shaper.turn(request)
+        if turn.request is not None:
+            return self._send(turn.request)
+        return deferred(lambda: self._send(turn.ready()), "agentkv-context")
+
+    def ask(self, request: Request, timeout_s: float) -> Generation:
+        """Make a call that is the runtime's own, through the same budget and books, and wait for its answer."""
+        with self._send(self._identified(request)) as stream:
+            return stream.result(timeout_s)
+
+    def _send(self, request: Request) -> Stream:
         input_tokens = self._engine.count_tokens(request)
         request, reservation = self._reserved(request, input_tokens)
         try:
@@ -71,6 +93,8 @@ class ModelCalls:
         return replace(request, sampling=sampling), reservation
 
     def _tell_turn(self, stream: Stream, request: Request) -> None:
+        if request.purpose != "answer":
+            return
         caller = request.caller
         session = request.session or self._last_session(caller) or ""
         self._emitter.turn(HintKind.TURN_START, task=caller.task, session=session, node=caller.node)

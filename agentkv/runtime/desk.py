@@ -9,6 +9,7 @@ from collections.abc import Callable
 
 from agentkv import log
 from agentkv.clock import Clock
+from agentkv.core.forecast import Forecast
 from agentkv.core.hint import HintKind, ToolStatus
 from agentkv.core.task import Caller
 from agentkv.hints.forecaster import Forecaster, progress_forecast
@@ -32,6 +33,8 @@ class ToolDesk:
         caller: Callable[[], Caller],
         last_session: Callable[[Caller], str | None],
         is_control_flow: Callable[[BaseException], bool],
+        waits: Callable[[Caller, Forecast | None], None] | None = None,
+        slim: Callable[..., str] | None = None,
     ) -> None:
         self._planner = planner
         self._forecaster = forecaster
@@ -41,6 +44,8 @@ class ToolDesk:
         self.caller = caller
         self._last_session = last_session
         self.is_control_flow = is_control_flow
+        self._waits = waits
+        self._slim = slim
 
     def tool_started(self, scope: ToolScope) -> None:
         """A tool call starts now, on this thread."""
@@ -63,8 +68,14 @@ class ToolDesk:
             if self._planner is not None and scope.session is not None:
                 self._planner.tool_started(scope.session, scope.call_id, scope.tool, scope.command, scope.forecast)
             self._emitter.tool(HintKind.TOOL_START, scope, scope.forecast)
+            if self._waits is not None:
+                self._waits(caller, scope.forecast)
         except Exception as error:
             log.failed("tool_start_failed", tool=scope.tool, error=repr(error))
+
+    def slimmed(self, text: str, scope: ToolScope) -> str:
+        """The output of this call, as it may enter the context."""
+        return text if self._slim is None else self._slim(text, tool=scope.tool, command=scope.command)
 
     def tool_progressed(self, scope: ToolScope) -> None:
         """The running call told how far it is."""

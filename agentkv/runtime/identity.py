@@ -27,6 +27,7 @@ class Scope:
     owner: Any
     task: str | None = None
     node: str | None = None
+    as_is: bool = False
     outer: Scope | None = None
     open: bool = True
 
@@ -34,9 +35,9 @@ class Scope:
 _scope: ContextVar[Scope | None] = ContextVar("agentkv_scope", default=None)
 
 
-def push(*, owner: Any, task: str | None = None, node: str | None = None) -> Scope:
+def push(*, owner: Any, task: str | None = None, node: str | None = None, as_is: bool = False) -> Scope:
     """Open a scope in this context; `pop` closes it."""
-    scope = Scope(owner=owner, task=task, node=node, outer=_scope.get())
+    scope = Scope(owner=owner, task=task, node=node, as_is=as_is, outer=_scope.get())
     _scope.set(scope)
     return scope
 
@@ -48,6 +49,16 @@ def pop(scope: Scope) -> None:
     while current is not None and not current.open:
         current = current.outer
     _scope.set(current)
+
+
+def wants_as_is(owner: Any) -> bool:
+    """True inside a node whose model calls are to be sent as they are."""
+    scope = _scope.get()
+    while scope is not None:
+        if scope.open and scope.owner is owner and scope.as_is:
+            return True
+        scope = scope.outer
+    return False
 
 
 def resolve(owner: Any, host: Host) -> Caller:

@@ -27,14 +27,19 @@ _LOCK_WAIT_S = 2.0
 _STALE_PART_S = 3600.0
 
 
-def default_path() -> Path:
-    """$AGENTKV_DATA/forecasts.json, else in the user's data folder."""
+def data_folder() -> Path:
+    """$AGENTKV_DATA, else the user's data folder."""
     folder = os.environ.get("AGENTKV_DATA")
     if folder:
-        return Path(folder) / "forecasts.json"
+        return Path(folder)
     import platformdirs
 
-    return Path(platformdirs.user_data_dir("agentkv")) / "forecasts.json"
+    return Path(platformdirs.user_data_dir("agentkv"))
+
+
+def default_path() -> Path:
+    """forecasts.json in the data folder."""
+    return data_folder() / "forecasts.json"
 
 
 class Learned:

@@ -22,6 +22,7 @@ class Switchboard(Protocol):
     def tool_started(self, scope: ToolScope) -> None: ...
     def tool_progressed(self, scope: ToolScope) -> None: ...
     def tool_ended(self, scope: ToolScope) -> None: ...
+    def slimmed(self, text: str, scope: ToolScope) -> str: ...
     def is_control_flow(self, error: BaseException) -> bool: ...
 
 
@@ -88,6 +89,13 @@ class ToolScope:
         told = self.joined or self
         told.progress_share = share
         self._board.tool_progressed(told)
+
+    def slim(self, text: str) -> str:
+        """The call's output as it may enter the context: shorter where it is long, the same bytes for the same text.
+
+        Never raises. What was left out can be read again, see `kv.context.reader`.
+        """
+        return self._board.slimmed(text, self)
 
     def __enter__(self) -> Self:
         self.joined = self._outer()

@@ -1,0 +1,80 @@
+"""Lines: which view a call's messages belong to. Thread-safe.
+
+A line is one conversation of one branch of a task. The choice decides cost only: a conversation that is not found
+again is read from its beginning, and gives the same prompt.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from dataclasses import dataclass, field
+
+from agentkv.context.view import Stages, View
+from agentkv.core.message import Message
+
+MAX_KEYS = 1024
+"""Branches that are remembered, the ones used last."""
+PER_KEY = 8
+"""Conversations of one branch: forks, retries of an earlier point, sub-agents without a branch of their own."""
+
+Key = tuple[str, str]
+"""Task and branch."""
+
+
+@dataclass(slots=True, eq=False)
+class Line:
+    """A view with what the runtime knows of it; `lock` is held for every use of the view."""
+
+    view: View
+    lock: threading.Lock = field(default_factory=threading.Lock)
+    tail: str = ""
+    """The changing values that were told last."""
+    waits_seen: bool = False
+    """A tool of this branch told when it ran, so a fold may be put into such a wait."""
+    postponed: bool = False
+    """A fold that pays was left for the next wait."""
+    folding: threading.Thread | None = None
+
+
+class Lines:
+    """All conversations of one runtime."""
+
+    def __init__(self, stages: Stages) -> None:
+        self._stages = stages
+        self._lock = threading.Lock()
+        self._by_key: OrderedDict[Key, list[Line]] = OrderedDict()
+
+    def of(self, key: Key, messages: tuple[Message, ...]) -> Line:
+        """The line that `messages` go on with, the longest there is; else a new one."""
+        with self._lock:
+            lines = self._by_key.setdefault(key, [])
+            self._by_key.move_to_end(key)
+            while len(self._by_key) > MAX_KEYS:
+                self._by_key.popitem(last=False)
+            fitting = [line for line in lines if line.view.continues(messages)]
+            if fitting:
+                best = max(fitting, key=lambda line: len(line.view.raw))
+                lines.remove(best)
+            else:
+                best = Line(view=View(self._stages), waits_seen=any(line.waits_seen for line in lines))
+            lines.append(best)  # the one used last stands last
+            del lines[:-PER_KEY]
+            return best
+
+    def last(self, key: Key) -> Line | None:
+        """The line of this branch that was used last."""
+        with self._lock:
+            lines = self._by_key.get(key)
+            return lines[-1] if lines else None
+
+    def all_of(self, task: str) -> list[tuple[Key, Line]]:
+        """Every line of a task, branch by branch."""
+        with self._lock:
+            return [(key, line) for key, lines in self._by_key.items() if key[0] == task for line in lines]
+
+    def forget(self, task: str) -> None:
+        """The task is over."""
+        with self._lock:
+            for key in [key for key in self._by_key if key[0] == task]:
+                del self._by_key[key]

@@ -1,0 +1,269 @@
+"""Shaping: what a model call sends, made of what the caller gave. Read `turn` and `Turn.ready` first.
+
+Covers which view, notes, folds now, later or during a tool's wait, and what the bill hears of it. Does not cover the
+stages (`context/`) nor the call itself (`calls.py`). Nothing here fails a call: a stage that breaks is logged, and
+the messages go as they are.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Generator, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+
+from agentkv import log
+from agentkv.clock import Clock
+from agentkv.context.options import Context
+from agentkv.context.summary import Fold, Proposal
+from agentkv.context.view import Stages
+from agentkv.context.volatile import Volatile
+from agentkv.core.forecast import Forecast
+from agentkv.core.message import Message
+from agentkv.core.task import Caller, PriorityClass
+from agentkv.engine.base import Generation, Request, Sampling
+from agentkv.runtime.books import Books
+from agentkv.runtime.lines import Line, Lines
+
+FOLD_BRANCH = "~fold"
+"""What a summary call's branch ends in: it must not become the session that a tool waits for."""
+FIRST_FOLD_S = 10.0
+"""How long a fold is taken to last until one has been made."""
+RECALLED = 8
+
+Ask = Callable[[Request, float], Generation]
+"""Makes a model call that nobody sees, and waits for its answer, at most so many seconds."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Turn:
+    """One model call before it is sent: `request` if it can go at once, else `ready()` makes it (and may block)."""
+
+    request: Request | None
+    ready: Callable[[], Request]
+
+
+class Shaper:
+    """Turns requests into what is sent. Thread-safe, never raises."""
+
+    def __init__(self, *, stages: Stages, context: Context, books: Books, clock: Clock, ask: Ask) -> None:
+        self._stages = stages
+        self._context = context
+        self._volatile = Volatile(context.volatile) if context.volatile else None
+        self._books = books
+        self._clock = clock
+        self._ask = ask
+        self._lines = Lines(stages)
+        self._fold_s = FIRST_FOLD_S
+
+    # -- a model call
+
+    def turn(self, request: Request) -> Turn:
+        """What `request` becomes. Quick: whatever may take time is left to `ready`."""
+        try:
+            return self._turn(request)
+        except Exception as error:
+            log.failed("context_failed", stage="view", error=repr(error))
+            return Turn(request=request, ready=lambda: request)
+
+    def _turn(self, request: Request) -> Turn:
+        messages, tail = self._steady(request.messages or ())
+        with self._open(request, messages) as line:
+            proposal = self._due(line, request)
+            recalls = self._context.memory is not None and messages[-1].role == "user"
+            if proposal is None and not recalls:
+                shown = self._shown(line, request, tail)
+                return Turn(request=shown, ready=lambda: shown)
+        return Turn(request=None, ready=lambda: self._ready(request, messages, tail, proposal))
+
+    @contextmanager
+    def _open(self, request: Request, messages: tuple[Message, ...]) -> Iterator[Line]:
+        """The line of these messages, locked, with all of them in its view and no others."""
+        task = request.caller.task
+        while True:
+            line = self._lines.of((task, request.caller.branch), messages)
+            with line.lock:
+                if not line.view.continues(messages):
+                    continue  # another call has taken it further in between
+                for slim in line.view.extend(messages):
+                    self._books.context_event(
+                        task, "slim", before=slim.raw_tokens, after=slim.kept_tokens, cause=slim.rule, name=slim.tool
+                    )
+                yield line
+                return
+
+    def _steady(self, messages: tuple[Message, ...]) -> tuple[tuple[Message, ...], str]:
+        """The messages without what changes in their leading system messages, and that, for the tail."""
+        if self._volatile is None:
+            return messages, ""
+        steady, tails = list(messages), []
+        for index, message in enumerate(messages):
+            if message.role != "system":
+                break
+            steady[index], tail = self._volatile.feed(message)
+            tails += [tail] if tail else []
+        return tuple(steady), "\n".join(tails)
+
+    def _shown(self, line: Line, request: Request, tail: str, recalled: str = "") -> Request:
+        """The request as it is sent; the line is locked."""
+        fresh = tail if tail != line.tail else ""
+        line.tail = tail
+        line.view.note("\n\n".join(text for text in (recalled, fresh) if text))
+        tools = line.view.tools(request.tools)
+        return replace(request, messages=line.view.prompt(), tools=tools)
+
+    def _ready(self, request: Request, messages: tuple[Message, ...], tail: str, proposal: Proposal | None) -> Request:
+        try:
+            recalled = self._recalled(request, messages)
+            if proposal is not None:
+                with self._open(request, messages) as line:
+                    sent = line.view.prompt_now()
+                self._fold(line, request, proposal, sent, background=False)
+            with self._open(request, messages) as line:
+                line.view.refold()
+                return self._shown(line, request, tail, recalled)
+        except Exception as error:
+            log.failed("context_failed", stage="ready", error=repr(error))
+            return request
+
+    # -- memories
+
+    def _recalled(self, request: Request, messages: tuple[Message, ...]) -> str:
+        """What is worth telling of what is remembered about the newest user message."""
+        memory = self._context.memory
+        if memory is None or messages[-1].role != "user":
+            return ""
+        try:
+            from agentkv.context.memory import decide
+
+            found = memory.recall(messages[-1].content, k=RECALLED)
+            prompt = "\n".join(message.content for message in messages)
+            injection = decide(found, prompt=prompt, max_tokens=self._context.memory_tokens)
+        except Exception as error:
+            log.failed("memory_failed", error=repr(error))
+            return ""
+        self._books.context_event(request.caller.task, "recall", before=len(found), after=injection.tokens)
+        return injection.text() if injection.texts else ""
+
+    # -- folds
+
+    def _due(self, line: Line, request: Request) -> Proposal | None:
+        """The fold to be made before this call; the line is locked."""
+        if line.folding is not None and not line.folding.is_alive():
+            line.folding = None
+            line.view.refold()
+        line.view.tools(request.tools)
+        proposal = line.view.propose()
+        if proposal is None or proposal.kind != "fold":
+            return None
+        if proposal.forced:
+            return proposal
+        if line.folding is not None:
+            return None  # it is being made; this call goes as it is
+        if line.waits_seen and not line.postponed:
+            line.postponed = True
+            return None
+        return proposal
+
+    def tool_waits(self, caller: Caller, forecast: Forecast | None) -> None:
+        """A tool of this branch runs now: time for a fold that was put off, if the forecast leaves enough of it."""
+        try:
+            line = self._lines.last((caller.task, caller.branch))
+            if line is None:
+                return
+            line.waits_seen = True
+            if not line.postponed or forecast is None or forecast.quantile_s(0.5) < self._fold_s:
+                return
+            self._fold_in_background(line, caller)
+        except Exception as error:
+            log.failed("context_failed", stage="wait", error=repr(error))
+
+    def _fold_in_background(self, line: Line, caller: Caller) -> None:
+        with line.lock:
+            proposal = line.view.propose() if line.folding is None else None
+            if proposal is None or proposal.kind != "fold" or line.view.sent is None:
+                return
+            request = Request(messages=line.view.sent, tools=line.view.tools_now, caller=caller)
+            line.folding = threading.Thread(
+                target=self._fold,
+                args=(line, request, proposal, line.view.sent),
+                kwargs={"background": True},
+                name="agentkv-fold",
+                daemon=True,
+            )
+            line.folding.start()
+
+    def _fold(
+        self, line: Line, request: Request, proposal: Proposal, sent: tuple[Message, ...], *, background: bool
+    ) -> None:
+        """Make the fold; afterwards the notebook has it, or the history stays. Blocks; never raises."""
+        folder = self._stages.folder
+        if folder is None:
+            return
+        started_s = self._clock.now_s()
+        before = line.view.shown_tokens
+        try:
+            fold = self._driven(folder.flow(proposal, sent), request, background=background)
+        except Exception as error:
+            log.failed("summary_failed", error=repr(error))
+            return
+        finally:
+            line.postponed = False
+        if fold is None:
+            self._books.context_event(request.caller.task, "fold_failed", cause=proposal.reason)
+            return
+        took_s = self._clock.now_s() - started_s
+        self._fold_s += 0.5 * (took_s - self._fold_s)
+        self._books.context_event(
+            request.caller.task,
+            "fold",
+            before=before,
+            after=max(0, before - proposal.saved_tokens),
+            cause=proposal.reason,
+            seconds=took_s,
+        )
+
+    def _driven(
+        self,
+        flow: Generator[tuple[Message, ...], str | BaseException, Fold | None],
+        request: Request,
+        *,
+        background: bool,
+    ) -> Fold | None:
+        """Run the flow with the summariser of the options."""
+        try:
+            prompt = next(flow)
+            while True:
+                prompt = flow.send(self._summary(prompt, request, background=background))
+        except StopIteration as ended:
+            fold: Fold | None = ended.value
+            return fold
+
+    def _summary(self, prompt: tuple[Message, ...], request: Request, *, background: bool) -> str | BaseException:
+        summarise = self._context.summarise
+        try:
+            if callable(summarise):
+                return summarise(prompt)
+            if summarise == "extract":
+                return RuntimeError("no model is asked: the extract is made without one")
+            caller = replace(request.caller, node="summary", branch=request.caller.branch + FOLD_BRANCH)
+            answer = self._ask(
+                Request(
+                    messages=prompt,
+                    tools=request.tools,
+                    sampling=Sampling(max_tokens=self._context.summary_tokens),
+                    caller=caller,
+                    priority=PriorityClass.BATCH if background else request.priority,
+                    purpose="summary",
+                ),
+                self._context.summary_timeout_s,
+            )
+        except Exception as error:
+            return error
+        return answer.text
+
+    # -- the end
+
+    def forget(self, task: str) -> None:
+        """The task is over."""
+        self._lines.forget(task)
