@@ -1,7 +1,8 @@
 """Layout: a prompt that is built once and then only grows, so that the KV of its beginning is used again.
 
-Covers the order of places, append-only history, canonical tools, and noticing what breaks the prefix. Does not cover
-shortening the history (`summary.py`), nor prompts that somebody else built: watch those with `prefix.PrefixWatch`.
+Covers the order of places, append-only history, canonical tools, values that change moved to the tail, and telling
+what broke the prefix. Does not cover shortening the history (`summary/`), mending it (`repair.py`), nor prompts that
+somebody else built: watch those with `prefix.PrefixWatch`.
 """
 
 from __future__ import annotations
@@ -9,8 +10,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from agentkv.context.canonical import canonical_tools
+from agentkv.context.explain import Count, Explanation, message_text
 from agentkv.context.prefix import Break, PrefixWatch
-from agentkv.context.segment import STABLE, Place, Segment, arrange
+from agentkv.context.segment import STABLE, Place
+from agentkv.context.volatile import steady
 from agentkv.core.message import Message, ToolSpec
 from agentkv.errors import ConfigError
 
@@ -19,13 +22,21 @@ class Layout:
     """One session's prompt. Not thread-safe: a session has one call at a time.
 
     The stable places (template, system, tools, summary) are set at the start; history is appended to; recalled
-    memories and the tail belong to one call and stand at its end, where they cost no prefix.
+    memories and the tail belong to one call and stand at its end, where they cost no prefix. What `volatile` matches
+    (names of `volatile.NAMED`, or regular expressions) is taken out of system messages and told in the tail. A call
+    costs what is new, and two copies of the list of messages. `count` counts tokens for `explain`.
     """
 
-    def __init__(self, session: str = "") -> None:
-        self._watch = PrefixWatch(session)
-        self._stable: dict[Place, tuple[Message, ...]] = {}
+    def __init__(self, session: str = "", *, volatile: Iterable[str] = (), count: Count | None = None) -> None:
+        self._watch = PrefixWatch(session, count=count)
+        self._volatile = (volatile,) if isinstance(volatile, str) else tuple(volatile)
+        steady((), self._volatile)  # a pattern that cannot work is refused now
+        self._head: dict[Place, tuple[Message, ...]] = {}  # as given
+        self._told = ""
+        self._stable: list[Message] = []  # head and history, as they stand in the prompt
+        self._head_length = 0
         self._tools: tuple[ToolSpec, ...] = ()
+        self._template = ""
 
     @property
     def tools(self) -> tuple[ToolSpec, ...]:
@@ -35,7 +46,7 @@ class Layout:
     @property
     def history(self) -> tuple[Message, ...]:
         """What was appended so far, or put in its place by `compact`."""
-        return self._stable.get(Place.HISTORY, ())
+        return tuple(self._stable[self._head_length :])
 
     @property
     def breaks(self) -> int:
@@ -47,13 +58,18 @@ class Layout:
         """The last of them."""
         return self._watch.last_break
 
+    def explain(self) -> tuple[Explanation, ...]:
+        """For each of the last calls: where its prompt first differs from the one before, why, and what that cost."""
+        return self._watch.explain()
+
     def put(self, place: Place, messages: Iterable[Message]) -> None:
         """Set the template, system, tools or summary place. Setting it again is allowed and noticed as a break."""
         if place not in STABLE or place is Place.HISTORY:
             raise ConfigError(
                 f"put({place.name}): history is appended with append(), recalled and tail are given to arrange()"
             )
-        self._stable[place] = tuple(messages)
+        self._head[place] = tuple(messages)
+        self._lay(self.history)
 
     def put_tools(self, tools: Iterable[ToolSpec]) -> None:
         """Offer these tools. Known ones keep their place, new ones come last, those left out leave (a break)."""
@@ -61,18 +77,23 @@ class Layout:
 
     def append(self, *messages: Message) -> None:
         """Add turns to the history."""
-        self._stable[Place.HISTORY] = (*self.history, *messages)
+        self._stable.extend(messages)
 
     def compact(self, *, summary: Iterable[Message], history: Iterable[Message]) -> None:
         """Replace summary and history at once: the declared point at which the prefix changes, hence no break."""
-        self._stable[Place.SUMMARY] = tuple(summary)
-        self._stable[Place.HISTORY] = tuple(history)
-        self._watch.expect_break()
+        self._head[Place.SUMMARY] = tuple(summary)
+        self._lay(tuple(history))
+        self._watch.expect_break("fold")
 
     def arrange(self, *, recalled: Iterable[Message] = (), tail: Iterable[Message] = ()) -> list[Message]:
         """The whole prompt of the next call. What broke the prefix since the last one is in `last_break`."""
-        segments = [Segment(place=place, messages=messages) for place, messages in self._stable.items()]
-        self._watch.see(arrange(segments), self._tools)
-        segments.append(Segment(place=Place.RECALLED, messages=tuple(recalled)))
-        segments.append(Segment(place=Place.TAIL, messages=tuple(tail)))
-        return arrange(segments)
+        self._watch.see(self._stable, self._tools, template=self._template)
+        values = [Message(role="user", content=self._told)] if self._told else []
+        return [*self._stable, *recalled, *tail, *values]
+
+    def _lay(self, history: tuple[Message, ...]) -> None:
+        given = [message for place in sorted(self._head) for message in self._head[place]]
+        head, self._told = steady(given, self._volatile)
+        self._template = "\n".join([message_text(one) for one in head[: len(self._head.get(Place.TEMPLATE, ()))]])
+        self._head_length = len(head)
+        self._stable = [*head, *history]

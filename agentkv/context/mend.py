@@ -16,8 +16,8 @@ from agentkv.core.message import ROLES, Message, Role, ToolCall
 MAX_ID_CHARS = 64
 MAX_NAME_CHARS = 64
 
-_ID = re.compile(r"[\x21-\x7e]{1,%d}" % MAX_ID_CHARS)
-_NAME = re.compile(r"[A-Za-z0-9_-]{1,%d}" % MAX_NAME_CHARS)
+_ID = re.compile(rf"[\x21-\x7e]{{1,{MAX_ID_CHARS}}}")
+_NAME = re.compile(rf"[A-Za-z0-9_-]{{1,{MAX_NAME_CHARS}}}")
 _NOT_IN_NAME = re.compile(r"[^A-Za-z0-9_-]")
 _ROLE_OF: Mapping[str, Role] = {"developer": "system", "ai": "assistant", "human": "user", "function": "tool"}
 
@@ -60,10 +60,10 @@ def is_valid_id(text: str) -> bool:
 
 def mended_name(name: Any, names: frozenset[str] = frozenset()) -> str:
     """`name` with "_" for what a name may not hold, at most 64 characters; one in `names` stays as it is."""
-    name = name if isinstance(name, str) else str(name)
-    if _NAME.fullmatch(name) or name in names:
-        return name
-    return _NOT_IN_NAME.sub("_", name)[:MAX_NAME_CHARS]
+    text: str = name if isinstance(name, str) else str(name)
+    if _NAME.fullmatch(text) or text in names:
+        return text
+    return _NOT_IN_NAME.sub("_", text)[:MAX_NAME_CHARS]
 
 
 def _role(role: Any) -> Role:
@@ -72,10 +72,11 @@ def _role(role: Any) -> Role:
 
 def _calls(calls: Any, names: frozenset[str]) -> tuple[ToolCall, ...]:
     if not calls:
-        return calls if isinstance(calls, tuple) else ()
-    fixed = tuple(_call(call, names) for call in calls if isinstance(call, ToolCall))
-    same = isinstance(calls, tuple) and len(fixed) == len(calls)
-    return calls if same and all(now is was for now, was in zip(fixed, calls, strict=True)) else fixed
+        return ()
+    given: tuple[Any, ...] = calls if isinstance(calls, tuple) else tuple(calls)
+    fixed = tuple(_call(call, names) for call in given if isinstance(call, ToolCall))
+    same = len(fixed) == len(given) and all(now is was for now, was in zip(fixed, given, strict=True))
+    return given if same else fixed
 
 
 def _call(call: ToolCall, names: frozenset[str]) -> ToolCall:

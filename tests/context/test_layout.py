@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from agentkv import context, log
-from agentkv.context.canonical import canonical_json, canonical_tools, tools_text
+from agentkv.context.canonical import canonical_tools, tools_text
 from agentkv.context.layout import Layout
+from agentkv.context.plain import canonical_json
 from agentkv.context.prefix import PrefixWatch, find_break
 from agentkv.context.segment import Place, Segment, arrange
 from agentkv.core.message import Message, ToolCall, ToolSpec
@@ -72,7 +73,7 @@ def test_a_clock_in_the_system_prompt_is_noticed_with_its_position():
     found = layout.last_break
     assert layout.breaks == 3
     assert found is not None
-    assert (found.message, found.role, found.cause) == (0, "system", "a changing value")
+    assert (found.message, found.role, found.cause) == (0, "system", "clock")
     assert found.character == len("You help. Now: 2026-05-01T12:0")
     assert (found.before[:2], found.after[:2]) == ("2:", "3:")
     assert log.counters["prefix_broken"] == before + 3
@@ -158,7 +159,7 @@ def test_an_extension_is_no_break():
         ([OLD[0], system("hello"), OLD[2]], (1, 0, "role changed")),
         (OLD[:2], (2, 0, "messages removed")),
         ([*OLD[:2], Message(role="assistant", tool_calls=(ToolCall(id="1", name="a", arguments="{ }"),))],
-         (2, 0, "tool call changed")),
+         (2, 0, "tool args re-dumped")),
     ],
 )  # fmt: skip
 def test_the_first_difference_is_found_and_named(new, place):
@@ -198,9 +199,10 @@ def test_the_watch_compares_each_prompt_with_the_one_before():
 
 # -- canonical tools
 
+words = st.text(st.characters(codec="utf-8", exclude_characters="\0"), max_size=6)
 schemas = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.text(max_size=8),
-    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=8), inner, max_size=4),
+    st.none() | st.booleans() | st.integers() | words,
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(words, inner, max_size=4),
     max_leaves=12,
 )
 
@@ -214,7 +216,7 @@ def shuffled(value, seed):
     return value
 
 
-@given(st.dictionaries(st.text(min_size=1, max_size=6), st.dictionaries(st.text(max_size=5), schemas), max_size=5),
+@given(st.dictionaries(words, st.dictionaries(words, schemas), max_size=5),
        st.randoms(), st.integers())  # fmt: skip
 def test_shuffled_tools_give_the_same_bytes(specs, rng, seed):
     """Order of tools and of keys at any depth does not matter; the meaning stays."""
