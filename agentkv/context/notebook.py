@@ -8,9 +8,10 @@ from an earlier checkpoint finds the fold that held then.
 
 from __future__ import annotations
 
+import re
 import threading
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -24,6 +25,7 @@ MAX_ENTRIES = 20_000
 """A fold with a summary is 1-4 kB, so at most some 50 MB; a conversation needs a handful."""
 _Kind = Literal["fold", "note"]
 _SEED = b"agentkv.chain/1"
+_HEX = re.compile(r"(?:[0-9a-f]{2})*")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,7 +74,7 @@ class Notebook:
         if self._files is not None:
             with self._lock:
                 self._take(self._files.read())
-                self._files.tidy(self._rows)
+                self._files.tidy(self._take, self._rows)
 
     def fold(self, digest: bytes) -> Fold | None:
         """The fold that took effect at `digest`."""
@@ -83,6 +85,19 @@ class Notebook:
         """The text noted at `digest`."""
         found = self._get("note", digest)
         return found if isinstance(found, str) else None
+
+    def latest(self, digests: Sequence[bytes], start: int = 0) -> Fold | None:
+        """The last fold that took effect at one of `digests[start:]`; `digests[i]` is the chain over messages 0 to i.
+
+        A fold that would leave no message behind it is none: it was not made for this conversation.
+        """
+        with self._lock:
+            for place in range(len(digests) - 1, start - 1, -1):
+                found = self._entries.get(("fold", digests[place]))
+                if isinstance(found, Fold) and 0 < found.k <= place:
+                    self._entries.move_to_end(("fold", digests[place]))
+                    return found
+        return None
 
     def put_fold(self, fold: Fold) -> Fold:
         """Record `fold`; the answer is the one that counts: an earlier one of this digest stays."""
@@ -147,7 +162,7 @@ class Notebook:
         if write and self._files is not None:
             self._files.write(_row(kind, digest, entry), self._rows)
 
-    def _take(self, rows: Iterator[list[object]]) -> None:
+    def _take(self, rows: Iterable[list[object]]) -> None:
         """Older rows come first: of a fold the first counts, of a note the last."""
         for row in rows:
             read = _entry(row)
@@ -171,12 +186,11 @@ def _row(kind: _Kind, digest: bytes, entry: Fold | str) -> list[object]:
 def _entry(row: list[object]) -> tuple[_Kind, bytes, Fold | str] | None:
     """The entry that a row holds; None for a row of another version."""
     match row:
-        case ["fold", str(digest), str(text), int(k), list(pinned)] if all(
-            isinstance(index, int) and 0 <= index < k for index in pinned
-        ):
-            key = bytes.fromhex(digest)
-            return "fold", key, Fold(digest=key, k=k, text=text, pinned=tuple(int(index) for index in pinned))
-        case ["note", str(digest), str(text)]:
+        case ["fold", str(digest), str(text), int(k), list(pinned)] if _HEX.fullmatch(digest):
+            indices = tuple(index for index in pinned if isinstance(index, int) and 0 <= index < k)
+            if len(indices) == len(pinned):
+                key = bytes.fromhex(digest)
+                return "fold", key, Fold(digest=key, k=k, text=text, pinned=indices)
+        case ["note", str(digest), str(text)] if _HEX.fullmatch(digest):
             return "note", bytes.fromhex(digest), text
-        case _:
-            return None
+    return None

@@ -14,7 +14,7 @@ import json
 import os
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 from agentkv.log import count, warn_once
@@ -23,6 +23,7 @@ Rows = Callable[[], list[list[object]]]
 _SUFFIX = ".jsonl"
 _SUM_CHARS = 16
 _LOOKS = 3
+_FILES_TO_JOIN = 2
 
 
 class NoteFiles:
@@ -37,6 +38,7 @@ class NoteFiles:
         self._pid = os.getpid()
         self._lines = 0
         self._closed = False
+        self._damaged = False
 
     def read(self) -> Iterator[list[object]]:
         """The rows that were not read yet, oldest file first."""
@@ -51,7 +53,7 @@ class NoteFiles:
             return
         try:
             if self._pid != os.getpid():  # a forked child has a file of its own; the lock is its parent's
-                self._own, self._pid, self._lines = None, os.getpid(), 0
+                self._own, self._own_name, self._pid, self._lines = None, "", os.getpid(), 0
             if self._lines >= self._max_lines:
                 self._renew(rows())
             else:
@@ -59,18 +61,20 @@ class NoteFiles:
         except OSError as error:
             self._failed(error)
 
-    def tidy(self, rows: Rows) -> None:
-        """Join the files whose writers have ended into one of our own. `rows()` hold what was read from them."""
+    def tidy(self, take: Callable[[Iterable[list[object]]], None], rows: Rows) -> None:
+        """Join the files whose writers have ended into one of our own. `rows()` holds what `take` was given."""
         try:
-            locked = [pair for pair in map(self._locked, self._names()) if pair is not None]
-            try:
-                if len(locked) > 1:
-                    self._renew(rows())
-                    for name, _ in locked:
-                        (self._folder / name).unlink(missing_ok=True)
-            finally:
-                for _, descriptor in locked:
-                    os.close(descriptor)
+            with contextlib.ExitStack() as held:
+                ended = [name for name in self._names() if self._lock(name, held)]
+                if len(ended) < _FILES_TO_JOIN and not self._damaged:
+                    return
+                for name in ended:
+                    with contextlib.suppress(FileNotFoundError):
+                        take(self._rows_of(name))
+                self._renew(rows())
+                self._damaged = False
+                for name in ended:
+                    (self._folder / name).unlink(missing_ok=True)
         except OSError as error:
             self._failed(error)
 
@@ -114,25 +118,24 @@ class NoteFiles:
                 yield row
             damaged |= row is None
         if damaged:
+            self._damaged = True
             count("notebook_damaged")
             warn_once("notebook_damaged", file=name, advice="it is kept aside with the ending .damaged")
             with contextlib.suppress(OSError):
                 path.rename(path.with_suffix(f".{uuid.uuid4().hex[:6]}.damaged"))
 
-    def _locked(self, name: str) -> tuple[str, int] | None:
-        """The file's name and a descriptor that holds its lock; None if its writer lives."""
+    def _lock(self, name: str, held: contextlib.ExitStack) -> bool:
+        """Hold the file's lock as long as `held`; False if its writer lives or the file has gone."""
         try:
             descriptor = os.open(self._folder / name, os.O_RDWR | os.O_CLOEXEC)
         except FileNotFoundError:
-            return None
+            return False
+        held.callback(os.close, descriptor)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if (self._folder / name).stat().st_size == self._read_to.get(name, 0):
-                return name, descriptor
         except OSError:
-            pass  # its writer lives, or another process has joined it by now
-        os.close(descriptor)
-        return None
+            return False
+        return os.fstat(descriptor).st_nlink > 0
 
     def _append(self, rows: list[list[object]]) -> None:
         if self._own is None:
@@ -144,13 +147,21 @@ class NoteFiles:
         self._lines += len(rows)
 
     def _renew(self, rows: list[list[object]]) -> None:
-        """A new file with `rows` takes the place of the own one, which stays until the new one is complete."""
-        old_name, old = self._own_name, self._own
+        """A new file with `rows` takes the place of the own one, which stays if the new one cannot be written."""
+        before = self._own_name, self._own, self._lines
         self._own, self._lines = None, 0
-        self._append(rows)
-        if old is not None:
-            (self._folder / old_name).unlink(missing_ok=True)
-            os.close(old)
+        try:
+            self._append(rows)
+        except OSError:
+            self._drop(self._own_name if self._own is not None else "", self._own)
+            self._own_name, self._own, self._lines = before
+            raise
+        self._drop(before[0], before[1])
+
+    def _drop(self, name: str, descriptor: int | None) -> None:
+        if descriptor is not None:
+            (self._folder / name).unlink(missing_ok=True)
+            os.close(descriptor)
 
     def _new_file(self) -> tuple[str, int]:
         self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)

@@ -54,7 +54,7 @@ class Asking:
         try:
             tries, window = _Tries(), self.window_tokens
             prompt = closed(sent)
-            if prompt and self._fits(prompt, window):
+            if prompt and self._fits(prompt, window, proposal.tools_tokens):
                 found = yield from self._asked(
                     (instructed(prompt, INSTRUCTION), instructed(prompt, SHORT_INSTRUCTION)),
                     tries,
@@ -68,11 +68,11 @@ class Asking:
             failed("summary_failed", error=type(error).__name__)
             return None
 
-    def _fits(self, prompt: Prompt, window: int | None) -> bool:
+    def _fits(self, prompt: Prompt, window: int | None, tools_tokens: int) -> bool:
         if window is None:
             return True
         texts = (part for message in prompt for part in (message.content, *(c.arguments for c in message.tool_calls)))
-        asked = sum(map(self.size, texts)) + self.size(INSTRUCTION)
+        asked = tools_tokens + sum(map(self.size, texts)) + self.size(INSTRUCTION)
         return asked + self.summary_tokens + _SLACK_TOKENS <= window
 
     def _chunked(

@@ -1,9 +1,9 @@
 """Which items of a summary stay when not all of them fit.
 
-The rule, first to go: plain facts (no number, no path), oldest first; facts with a number or a path, oldest first, but
-the first eight; errors, oldest first, but the last three; files, longest untouched first, but the last twenty; the
-last errors; the first eight facts (what the task began with); then decisions, files and open items, oldest first. The
-goal goes last, and is cut before it goes.
+The rule, from what is kept longest: the goal; then, one of each section in turn, its ends (the three oldest and three
+newest open items, decisions and files, the eight oldest facts with a number or a path, the three newest errors); then
+the rest, newest first: open items, decisions, files, facts with a number or a path, errors, and plain facts, which are
+the first to go. So what the task began with outlives what happened in its middle.
 """
 
 from __future__ import annotations
@@ -12,9 +12,11 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+ENDS = 3
 FIRST_FACTS = 8
 LAST_ERRORS = 3
-LAST_FILES = 20
+_TURN = ("open_items", "decisions", "files", "facts", "errors")
+_REST = ("open_items", "decisions", "files", "hard facts", "errors", "facts")
 _HARD = re.compile(r"\d|\w[/\\]\w|\.\w{1,4}\b")
 
 
@@ -29,20 +31,28 @@ class Item:
 
 def keep_order(items: Sequence[Item]) -> list[Item]:
     """`items`, those that are kept longest first."""
-    sizes = {section: sum(item.section == section for item in items) for section in ("errors", "files")}
-    hard = [item.place for item in items if item.section == "facts" and _HARD.search(item.text)]
-    first = set(hard[:FIRST_FACTS])
+    by_section: dict[str, list[Item]] = {}
+    for item in items:
+        by_section.setdefault(item.section, []).append(item)
+    ends = {section: _ends(section, by_section.get(section, [])) for section in _TURN}
+    order = list(by_section.get("goal", []))
+    for number in range(max(map(len, ends.values()))):
+        order += [ends[section][number] for section in _TURN if number < len(ends[section])]
+    taken = {(item.section, item.place) for item in order}
+    rest = [item for item in items if (item.section, item.place) not in taken]
+    return order + sorted(rest, key=lambda item: (_REST.index(_kind(item)), -item.place))
 
-    def rank(item: Item) -> tuple[int, int]:
-        newest_first = -item.place
-        if item.section == "facts":
-            if item.place in first:
-                return 4, item.place
-            return (8 if _HARD.search(item.text) else 9), newest_first
-        if item.section == "errors":
-            return (5 if item.place >= sizes["errors"] - LAST_ERRORS else 7), newest_first
-        if item.section == "files":
-            return (2 if item.place >= sizes["files"] - LAST_FILES else 6), newest_first
-        return {"goal": 0, "open_items": 1, "decisions": 3}[item.section], newest_first
 
-    return sorted(items, key=rank)
+def _ends(section: str, items: list[Item]) -> list[Item]:
+    """The items that count most: from both ends in turn, of facts the oldest, of errors the newest."""
+    if section == "facts":
+        return [item for item in items if _kind(item) == "hard facts"][:FIRST_FACTS]
+    newest = items[::-1]
+    if section == "errors":
+        return newest[:LAST_ERRORS]
+    both = [item for pair in zip(items, newest, strict=True) for item in pair]
+    return list({item.place: item for item in both[: 2 * ENDS]}.values())
+
+
+def _kind(item: Item) -> str:
+    return "hard facts" if item.section == "facts" and _HARD.search(item.text) else item.section

@@ -16,14 +16,14 @@ from agentkv.context.summary.turns import is_summary
 from agentkv.core.message import Message, ToolCall
 
 _END_CHARS = 60_000
-_TOTAL_CHARS = 1_000_000
+_TOTAL_CHARS, _LEAST_CHARS = 1_000_000, 4_000
 _LINE_CHARS = 500
-_SENTENCE_CHARS = 300
+_SENTENCE_CHARS = 240
 _MOST = {"decisions": 40, "facts": 120, "files": 80, "errors": 40, "open_items": 40}
 _FACTS_OF_RESULT = 3
 _ERRORS_OF_RESULT = 4
 _PATHS_OF_MESSAGE = 20
-_GOAL_CHARS = 1_000
+_GOAL_CHARS = 600
 _COMMAND_CHARS = 160
 
 _ERROR = re.compile(
@@ -46,6 +46,7 @@ _WORD = re.compile(r"[^\W\d_]{2}")
 _SPLIT = re.compile(r"(?<=[.!?])\s+|(?<=[\u3002\uff01\uff1f])|\n+")
 _RUN = re.compile(r"[^\s\"'`()<>\[\]{},;|=*]{3,}")
 _PATH = re.compile(r"(?:[A-Za-z]:|~|\.{1,2})?[/\\]?[\w.@+-]+(?:[/\\][\w.@+-]+)*[/\\]?")
+_POSITION = re.compile(r"(?:::.*|:\d[\d:-]*)$")  # a test in a file, a line in it
 _PATH_CHARS = 200
 _SUFFIX = re.compile(r"\.[A-Za-z]\w{0,7}$")
 _DOTTED = re.compile(
@@ -62,12 +63,11 @@ def extract(messages: Sequence[Message], previous: Summary | None = None) -> Sum
     found: Sections = {name: [] for name in _MOST}
     goal = ""
     calls: dict[str, ToolCall] = {}
-    room = _TOTAL_CHARS
+    most = min(2 * _END_CHARS, max(_TOTAL_CHARS // max(1, len(messages)), _LEAST_CHARS))
     for place, message in enumerate(messages):
         if message.role == "system" or is_summary(message):
             continue
-        text = _ends(message.content, room)
-        room -= len(text)
+        text = _ends(message.content, most)
         if message.role == "user" and not goal:
             goal = " ".join(text[:_GOAL_CHARS].split())
         calls |= {call.id: call for call in message.tool_calls}
@@ -124,7 +124,7 @@ def _files(found: Sections, text: str) -> None:
         word = run[0].rstrip(".:!?")
         if len(word) > _PATH_CHARS or "://" in word or not ("." in word or "/" in word or "\\" in word):
             continue
-        word = re.sub(r":\d[\d:-]*$", "", word)
+        word = _POSITION.sub("", word)
         if _PATH.fullmatch(word) and (_DOTTED.search(word) or _looks_like_path(word)):
             paths[word] = None
             if len(paths) >= _PATHS_OF_MESSAGE:
@@ -171,12 +171,11 @@ def _some(name: str, items: list[str]) -> list[str]:
     return _both_ends(list(dict.fromkeys(items)), _MOST[name])
 
 
-def _ends(text: str, room: int) -> str:
-    """`text`, or its two ends with the error lines between them."""
-    most = max(0, min(2 * _END_CHARS, room))
+def _ends(text: str, most: int) -> str:
+    """`text`, or its two ends, `most` characters, with the error lines between them."""
     if len(text) <= most:
         return text
-    head, tail = text[: most // 2], text[len(text) - most // 2 :] if most > 1 else ""
+    head, tail = text[: most // 2], text[len(text) - most // 2 :]
     lines: list[str] = []
     at, end = len(head), len(text) - len(tail)
     for word in ("Error", "error:", "FAILED", "Exception", "fatal"):

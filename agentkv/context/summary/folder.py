@@ -93,11 +93,7 @@ class Folder:
 
         O(new) if `start` is how many were looked at before. None: the fold known so far still holds.
         """
-        for place in range(len(digests) - 1, start - 1, -1):
-            found = self._notebook.fold(digests[place])
-            if found is not None and 0 < found.k <= place:
-                return found
-        return None
+        return self._notebook.latest(digests, start)
 
     def applied(self, fold: Fold | None, messages: Sequence[Message]) -> tuple[Message, ...]:
         """`messages` as the model sees them under `fold` (see `shape.applied`)."""

@@ -24,10 +24,18 @@ _NAMES: dict[str, tuple[str, ...]] = {
     ),
 }  # fmt: skip
 _SECTION = {name: section for section, names in _NAMES.items() for name in names}
+HINTS = {
+    "Goal": "one line",
+    "Decisions": "one item per line",
+    "Facts": "numbers, names, commands and what came out of them, exactly",
+    "Files": "paths that were read or changed",
+    "Errors": "the error and its cause",
+    "Open items": 'what is still to be done; write "done: X" for an earlier item X that is done',
+}
+"""What the instruction says under each heading; a model that says it back has said nothing."""
 _EMPTY = frozenset({
     "", "none", "none.", "n/a", "na", "nothing", "nothing.", "-", "--", "...", "\u2026", "(none)", "[none]", "no", "empty",
-    "none yet", "none so far", "not applicable", "unknown",
-    "one line", "one item per line", "what the user wants, in one line",
+    "none yet", "none so far", "not applicable", "unknown", *(hint.casefold() for hint in HINTS.values()),
 })  # fmt: skip
 _BULLET = re.compile(r"(?:[-*+\u2022\u00b7]|\d{1,3}[.)])[ \t]+")
 _HEADING_CHARS = 60

@@ -38,6 +38,7 @@ class Proposal:
     folded: tuple[Message, ...] = field(default=(), repr=False)
     request: Message | None = field(default=None, repr=False)
     replaced_tokens: int = 0
+    tools_tokens: int = 0
     previous: Fold | None = field(default=None, repr=False)
 
 
@@ -118,6 +119,7 @@ def plan(
         folded=tuple(messages[index] for index in places if index not in stay),
         request=request,
         replaced_tokens=cut.removed,
+        tools_tokens=tools_tokens,
         previous=fold,
     )
 

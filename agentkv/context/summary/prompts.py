@@ -4,19 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 
+from agentkv.context.summary.parse import HINTS
 from agentkv.core.message import Message
 
-_FORM = """Goal: one line
-Decisions:
-- one item per line
-Facts:
-- numbers, names, commands and what came out of them, exactly
-Files:
-- paths that were read or changed
-Errors:
-- the error and its cause
-Open items:
-- what is still to be done; write "done: X" for an earlier item X that is done"""
+_FORM = "\n".join(f"{title}: {hint}" if title == "Goal" else f"{title}:\n- {hint}" for title, hint in HINTS.items())
 
 INSTRUCTION = f"""Pause the task and write a summary of the conversation up to here. It will replace the earlier turns, so keep
 every decision, number, path, error and open item that may still matter, word for word where it is short. Carry over what
@@ -36,7 +27,8 @@ The conversation:
 
 _PIECE_CHARS = 2_000
 _ARGUMENT_CHARS = 2_000
-_TASK_CHARS = 1_000
+_TASK_CHARS = 300
+_LEAST_CHARS = 16
 
 
 def instructed(sent: Sequence[Message], instruction: str) -> tuple[Message, ...]:
@@ -64,18 +56,28 @@ def task_line(request: Message | None) -> str:
 
 
 def chunks(messages: Sequence[Message], room_tokens: int, count: Callable[[str], int]) -> Iterator[str]:
-    """The transcript of `messages` in pieces of at most about `room_tokens`, cut between messages where possible."""
-    piece: list[str] = []
+    """The transcript of `messages` in chunks of at most about `room_tokens`, cut between messages where possible."""
+    chunk: list[str] = []
     used = 0
-    for text in _pieces(messages):
-        cost = count(text)
-        if piece and used + cost > room_tokens:
-            yield "\n".join(piece)
-            piece, used = [], 0
-        piece.append(text)
+    for text, cost in (part for piece in _pieces(messages) for part in _fitting(piece, room_tokens, count)):
+        if chunk and used + cost > room_tokens:
+            yield "\n".join(chunk)
+            chunk, used = [], 0
+        chunk.append(text)
         used += cost
-    if piece:
-        yield "\n".join(piece)
+    if chunk:
+        yield "\n".join(chunk)
+
+
+def _fitting(text: str, room_tokens: int, count: Callable[[str], int]) -> Iterator[tuple[str, int]]:
+    """`text` with its cost, halved until it fits: a character may be a token and more."""
+    cost = count(text)
+    if cost <= room_tokens or len(text) <= _LEAST_CHARS:
+        yield text, cost
+        return
+    middle = len(text) // 2
+    yield from _fitting(text[:middle], room_tokens, count)
+    yield from _fitting(text[middle:], room_tokens, count)
 
 
 def _pieces(messages: Sequence[Message]) -> Iterator[str]:

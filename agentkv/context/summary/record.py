@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from agentkv.context.summary.bound import Item, keep_order
 from agentkv.context.summary.parse import Sections, clean, parse_sections, says_nothing
 
-ITEM_CHARS = 400
+ITEM_CHARS = 300
 """A longer item is cut: a summary holds facts, not files."""
-GOAL_CHARS = 1_200
+GOAL_CHARS = 800
 _DONE = ("done:", "done -", "[x]", "completed:", "resolved:")
 _SAME_CHARS = 8  # a done item closes an open one that contains it, if it is not a mere word
 _ROUNDS = 8
