@@ -36,6 +36,7 @@ ADVICE: dict[Cause, str] = {
     "message inserted": "put new messages at the end",
     "messages removed": "shorten rarely and much, at declared points",
     "model switch": "stay with one model for a session; each has a cache of its own",
+    "fold": "declared; a fold that takes much at a time pays for what it breaks",
     "cache expired": "nothing is wrong with the prompt; a longer lifetime or an earlier call would have kept the cache",
     "cache missed": "nothing is wrong with the prompt; the cache was full, or another machine answered",
     "below minimum size": "nothing is wrong with the prompt; the provider does not cache ones as short as this",
