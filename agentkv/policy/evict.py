@@ -18,18 +18,24 @@ FEW_POINTS = 4
 """With fewer points of a forecast left its curve is asked, which knows the tail and takes longer."""
 
 
-class Held(Protocol):
-    """What a key may look at. Monotonic seconds.
+class Awaited(Protocol):
+    """A session that may wait. Monotonic seconds.
 
     `used_s`: its last use. `wait_started_s`, `forecast`: its wait and what was expected of it at the start (None:
-    nothing is known, or its call is queued). `order`: its place in program order, lower = earlier. `priority`: higher
-    is more important. `background`: a side branch that nobody waits for. `tokens`: how long its context is, `recompute_s`:
-    how long it would take to compute it again. `idle_share`: the part of its recent time that it waited for tools.
+    nothing is known, or its call is queued).
     """
 
     used_s: float
     wait_started_s: float
     forecast: Forecast | None
+
+
+class Held(Awaited, Protocol):
+    """What a key may look at besides. `order`: its place in program order, lower = earlier. `priority`: higher
+    is more important. `background`: a side branch that nobody waits for. `tokens`: how long its context is, `recompute_s`:
+    how long it would take to compute it again. `idle_share`: the part of its recent time that it waited for tools.
+    """
+
     order: int
     priority: int
     background: bool
@@ -42,7 +48,7 @@ EvictKey = Callable[[Held, float], tuple[float, ...]]
 """key(held, now_s): the greater, the sooner its copies go."""
 
 
-def remaining_s(held: Held, now_s: float, q: float = MEDIAN) -> float:
+def remaining_s(held: Awaited, now_s: float, q: float = MEDIAN) -> float:
     """How long the wait will still take, given that it has not ended: the `q` quantile of what is left.
 
     A wait that outlived every point known, or of which nothing is known, is expected to take as long again as it has.

@@ -1,8 +1,9 @@
 """Lazy: pressure-gated lazy tiering, the default. A move needs a reason.
 
 Written ahead to host when a wait starts (the link is idle then) if that pushes nobody out, evicted only under pressure
-and by `evict_key`, loaded on demand, resumed and kept in program order. Does not cover who may be evicted
-at all, nor the copies: those are the data plane's. Measured in docs/policies.md.
+and by `evict_key`, loaded on demand, resumed and kept in program order; whole tasks wait outside rather than that contexts
+are lost and computed again. Does not cover who may be evicted at all, nor the copies: those are the data plane's. Measured in
+docs/policies.md.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from agentkv.errors import ConfigError
 from agentkv.policy.evict import Held, remaining_s
 from agentkv.policy.moves import written
 from agentkv.policy.rules import Rules
-from agentkv.policy.schedule import program_order
+from agentkv.policy.schedule import program_order, without_loss
 
 LONG_S = 30.0
 """A wait that is expected to last longer makes its session the first to give way."""
@@ -32,6 +33,7 @@ def lazy(*, long_s: float = LONG_S) -> Rules:
         decide=decide,
         evict_key=functools.partial(gives_way, long_s),
         turn_key=program_order,
+        admit=without_loss,
     )
 
 

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from agentkv.core.residency import Residency, Tier
-from agentkv.policy.evict import remaining_s
-from agentkv.policy.schedule import SOON_S, Demand, Queued
+from agentkv.policy.schedule import Claims, Demand, Place, Queued, competes
 from agentkv.sim import runs
 from agentkv.sim.context import Context
 from agentkv.sim.costs import Costs
@@ -77,18 +76,26 @@ def residency_of(context: Context, memory: Memory, costs: Costs, *, offloads: bo
     )  # fmt: skip
 
 
-def demand_of(task: Task, contexts: Iterable[Context], now_s: float, *, block_bytes: int, fast_bytes: float) -> Demand:
-    """The memory that a queued call competes for: that of the tasks before it that compute or are soon back."""
-    own = task.context
-    place = (-own.priority, own.order)
-    ahead = sum(
-        max(other.total, other.seat)
-        for other in contexts
-        if (-other.priority, other.order) < place and (other.forecast is None or remaining_s(other, now_s) <= SOON_S)
+def claims_of(contexts: Iterable[Context], now_s: float) -> Claims:
+    """What those contexts claim that compute, are queued, or are soon back, in blocks."""
+    return Claims(
+        (place_of(each), max(each.total, each.seat))
+        for each in contexts
+        if competes(each, now_s, is_here=each.forecast is None)
     )
+
+
+def place_of(context: Context) -> Place:
+    """Its task's place in program order."""
+    return (-context.priority, context.order)
+
+
+def demand_of(task: Task, claims: Claims, capacity: Mapping[Tier, float], block_bytes: int, *, busy: bool) -> Demand:
+    """The memory that a queued call competes for."""
     return Demand(
-        own_bytes=task.blocks * block_bytes, ahead_bytes=ahead * block_bytes, fast_bytes=fast_bytes, busy=False,
-        started=task.index > 0,
+        own_bytes=task.blocks * block_bytes, ahead_bytes=claims.before(place_of(task.context)) * block_bytes,
+        device_bytes=capacity[Tier.DEVICE] * block_bytes, host_bytes=capacity[Tier.HOST] * block_bytes,
+        disk_bytes=capacity[Tier.DISK] * block_bytes, busy=busy, started=task.index > 0,
     )  # fmt: skip
 
 

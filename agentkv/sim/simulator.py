@@ -12,7 +12,6 @@ import heapq
 import itertools
 import math
 from collections.abc import Callable
-from dataclasses import replace
 
 from agentkv.core.forecast import Forecast
 from agentkv.core.hint import ToolStatus
@@ -20,12 +19,12 @@ from agentkv.core.residency import Action, Move, Residency, Tier
 from agentkv.errors import ConfigError
 from agentkv.hints.forecaster import Forecaster
 from agentkv.policy.rules import Rules
-from agentkv.policy.schedule import Queued, always
+from agentkv.policy.schedule import Claims, Queued, always
 from agentkv.sim import runs
 from agentkv.sim.context import Context
 from agentkv.sim.costs import Costs
 from agentkv.sim.device import Call, Device
-from agentkv.sim.facts import BLOCK_TOKENS, Task, demand_of, residency_of, worth_restoring
+from agentkv.sim.facts import BLOCK_TOKENS, Task, claims_of, demand_of, residency_of, worth_restoring
 from agentkv.sim.link import Job, Link
 from agentkv.sim.memory import Memory
 from agentkv.sim.result import Lane, Result, Tally
@@ -98,7 +97,6 @@ class Simulator:
             on_change=self._seat_all,
         )
         self._device = engine(costs, at=self._at, now_s=clock, ended=self._call_ended)
-        self._fast_bytes = (device + self.memory.capacity[Tier.HOST]) * self._block_bytes
 
     def now_s(self) -> float:
         """Virtual time."""
@@ -179,20 +177,23 @@ class Simulator:
         """Start what may run now, in the policy's order; nobody overtakes one that waits for room."""
         queue = self._queue
         everybody = self.rules.admit is always
+        claims: Claims | None = None
         place = 0
         while place < len(queue) and len(self._seated) < MAX_BATCH:
             task = queue[place]
-            if not everybody and not self._admitted(task):
-                place += 1
-                continue
+            if not everybody:
+                claims = claims or claims_of(self.memory.contexts.values(), self._now_s)
+                if not self._admitted(task, claims):
+                    place += 1
+                    continue
             if not self._seat(task):
                 break
+            claims = None
             del queue[place]
 
-    def _admitted(self, task: Task) -> bool:
-        blocks = self.memory.contexts.values()
-        demand = demand_of(task, blocks, self._now_s, block_bytes=self._block_bytes, fast_bytes=self._fast_bytes)
-        return self.rules.admit(replace(demand, busy=bool(self._seated)))
+    def _admitted(self, task: Task, claims: Claims) -> bool:
+        capacity = self.memory.capacity
+        return self.rules.admit(demand_of(task, claims, capacity, self._block_bytes, busy=bool(self._seated)))
 
     def _seat(self, task: Task) -> bool:
         context, memory, turn = task.context, self.memory, task.turn

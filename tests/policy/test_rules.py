@@ -15,7 +15,7 @@ from agentkv.policy.baselines.programs import _fits
 from agentkv.policy.evict import least_recently_used, next_use, remaining_s
 from agentkv.policy.hazard import holding_price
 from agentkv.policy.moves import way_back_s
-from agentkv.policy.schedule import Demand, Queued, always, first_come, program_order
+from agentkv.policy.schedule import Claims, Demand, Queued, always, competes, first_come, program_order, without_loss
 
 
 @dataclasses.dataclass
@@ -110,8 +110,10 @@ def test_higher_classes_go_first_and_an_idle_device_refuses_nobody(name, one, by
     rules = make_rules(name)
     own, ahead, fast = bytes_
     assert rules.turn_key(dataclasses.replace(one, priority=one.priority + 1)) < rules.turn_key(one)
-    idle = Demand(own_bytes=own, ahead_bytes=ahead, fast_bytes=fast, busy=False, started=False)
+    idle = Demand(own_bytes=own, ahead_bytes=ahead, device_bytes=fast, host_bytes=fast, busy=False, started=False)
     assert rules.admit(idle)
+    busy = dataclasses.replace(idle, busy=True)
+    assert rules.admit(dataclasses.replace(busy, ahead_bytes=ahead / 2)) >= rules.admit(busy)
 
 
 def test_policies_are_made_by_name_with_their_options():
@@ -228,7 +230,33 @@ def test_orders_of_turns():
 
 def test_programs_are_held_back_while_those_before_them_fill_the_memory():
     """ThunderAgent and MORI: 60 + 50 > 100."""
-    demand = Demand(own_bytes=50, ahead_bytes=60, fast_bytes=100, busy=True, started=True)
+    demand = Demand(own_bytes=50, ahead_bytes=60, device_bytes=60, host_bytes=40, busy=True, started=True)
     assert not _fits(demand)
     assert _fits(dataclasses.replace(demand, ahead_bytes=50))
     assert always(demand)
+
+
+def test_lazy_holds_tasks_back_while_the_largest_tier_is_full_of_those_before_them():
+    """What is on the device has its copy below, so tiers do not add up; a disk that holds all holds nobody back."""
+    demand = Demand(own_bytes=10, ahead_bytes=75, device_bytes=60, host_bytes=100, busy=True, started=True)
+    assert make_rules("lazy").admit is without_loss
+    assert without_loss(demand)
+    assert not without_loss(dataclasses.replace(demand, ahead_bytes=76))
+    assert without_loss(dataclasses.replace(demand, ahead_bytes=76, disk_bytes=1000))
+    assert without_loss(dataclasses.replace(demand, ahead_bytes=1e9, busy=False))
+
+
+def test_only_who_computes_or_is_soon_back_competes_for_memory():
+    """A context that is away for an hour may as well be away from memory."""
+    soon, late = Sitter(forecast=forecast(60.0)), Sitter(forecast=forecast(61.0))
+    assert competes(soon, 0.0, is_here=False)
+    assert not competes(late, 0.0, is_here=False)
+    assert competes(late, 0.0, is_here=True)
+
+
+@given(st.lists(st.tuples(st.tuples(st.integers(-1, 1), st.integers(0, 9)), st.integers(0, 100))))
+def test_claims_add_up_in_program_order(claims):
+    """For each place what stands before it, and not its own."""
+    told = Claims(claims)
+    for place, _ in claims:
+        assert told.before(place) == sum(size for other, size in claims if other < place)

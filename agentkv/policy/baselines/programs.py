@@ -28,7 +28,7 @@ def thunderagent() -> Rules:
 
 
 def _fits(demand: Demand) -> bool:
-    return not demand.busy or demand.ahead_bytes + demand.own_bytes <= demand.fast_bytes
+    return not demand.busy or demand.ahead_bytes + demand.own_bytes <= demand.device_bytes + demand.host_bytes
 
 
 def _idlest(held: Held, now_s: float) -> tuple[float, ...]:
