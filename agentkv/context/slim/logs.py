@@ -1,0 +1,178 @@
+"""The rule for any text: what tells of failures with its neighbours, summaries, both ends, the rest while it fits.
+
+Also folds stack traces (the exception, the first and the last frame, frames of the user's own code) and lines that
+repeat (equal but for numbers) into one with a count. Of a very long text only both ends and the places with a word of
+failure are looked at line by line.
+"""
+
+from __future__ import annotations
+
+import re
+from bisect import bisect_right
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from itertools import accumulate
+
+from agentkv.context.slim.alarm import SUMMARY, WARNING, hits, is_alarm, mask
+from agentkv.context.slim.clean import lines_of
+from agentkv.context.slim.pick import CONTEXT, EDGE, FILLER, MATTER, MUST, NOISE, cost, render
+
+HEAD_LINES, TAIL_LINES = 4, 8
+MANY_LINES = 12_000
+MANY_CHARS = 500_000
+"""Texts of more lines or characters are looked at in windows."""
+_WINDOW, _WINDOW_CHARS = 4_000, 120_000
+_AROUND = 12
+_SOFT_SHARE = 8
+_SOFT_LEAST = 80
+_REPEATS = 3
+
+_FRAME = re.compile(
+    r"^\s+(?:File \"[^\"]*\", line \d+|at \S.*[(:]|\d+:\s+(?:0x)?\w|#\d+ )|^\s+at \S+|^goroutine \d+|^\s+\S+\.(?:go|rs):\d+"
+)
+_FOREIGN = re.compile(
+    r"site-packages|dist-packages|/lib/python\d|<frozen |node_modules|node:internal|internal/|\bjava\.|\bjavax\.|\bsun\."
+    r"|org\.junit|org\.springframework|/rustc/|std::|core::|/usr/local/go/|runtime\."
+)
+_TRACE_HEAD = re.compile(r"Traceback \(most recent call last\)|^Caused by:|^\s*\.\.\. \d+ more")
+
+
+def log(text: str, budget: int) -> str:
+    """The best of any text within `budget` tokens, roughly."""
+    lines = lines_of(text)
+    window = _window(text, lines)
+    if window is not None:
+        numbers, lines = window, [lines[at] for at in window]
+        folded, ranks = fold_repeats(lines, ranked(lines))
+        return _renumbered(render(folded, ranks, budget, soft=soft_budget(text, budget)), numbers)
+    folded, ranks = fold_repeats(lines, ranked(lines))
+    return render(folded, ranks, budget, soft=soft_budget(text, budget))
+
+
+def soft_budget(text: str, budget: int) -> float:
+    """What lines of no weight may use: an eighth of the text, so that a log shrinks even where it would fit."""
+    return min(budget, max(_SOFT_LEAST, cost(text) / _SOFT_SHARE))
+
+
+def ranked(lines: Sequence[str]) -> list[int]:
+    """A rank for every line of a log."""
+    ranks = [_rank(line) for line in lines]
+    for at in [*range(min(HEAD_LINES, len(lines))), *range(max(0, len(lines) - TAIL_LINES), len(lines))]:
+        if lines[at]:
+            ranks[at] = max(ranks[at], EDGE)
+    for at, line in enumerate(lines):
+        if ranks[at] == MUST and is_alarm(line):
+            for near in (at - 1, at + 1, at + 2):
+                if 0 <= near < len(lines) and ranks[near] == FILLER:
+                    ranks[near] = CONTEXT
+    fold_traces(lines, ranks)
+    return ranks
+
+
+def _rank(line: str) -> int:
+    if not line:
+        return NOISE
+    if is_alarm(line) or SUMMARY.search(line):
+        return MUST
+    return MATTER if WARNING.search(line) else FILLER
+
+
+def fold_traces(lines: Sequence[str], ranks: list[int]) -> None:
+    """Frames of a stack trace: first, last and the user's own matter; the others are noise."""
+    at = 0
+    while at < len(lines):
+        if _FRAME.match(lines[at]) is None:
+            if _TRACE_HEAD.search(lines[at]):
+                ranks[at] = MUST
+            at += 1
+            continue
+        start = at
+        while at < len(lines) and (_FRAME.match(lines[at]) or lines[at].startswith(("    ", "\t"))):
+            at += 1
+        frames = [number for number in range(start, at) if _FRAME.match(lines[number])]
+        if len(frames) < _REPEATS:
+            continue
+        for frame, after in zip(frames, [*frames[1:], at], strict=True):
+            own = not _FOREIGN.search(lines[frame])
+            rank = MATTER if frame in {frames[0], frames[-1]} else CONTEXT if own else NOISE
+            for number in range(frame, after):
+                ranks[number] = rank
+
+
+def fold_repeats(lines: Sequence[str], ranks: Sequence[int]) -> tuple[list[str], list[int]]:
+    """Lines and ranks in which lines that are equal but for numbers stand once, with a count; alarms only if equal."""
+    keys = [
+        (line if rank >= MUST else mask(line)) if rank and line.strip() else None
+        for line, rank in zip(lines, ranks, strict=True)
+    ]
+    counts = Counter(key for key in keys if key is not None)
+    last = {key: at for at, key in enumerate(keys) if key is not None}
+    told, out_ranks = list(lines), list(ranks)
+    seen: set[str] = set()
+    for at, key in enumerate(keys):
+        exact = ranks[at] >= MUST
+        if key is None or counts[key] < (2 if exact else _REPEATS):
+            continue
+        if key not in seen:
+            seen.add(key)
+            told[at] = f"{lines[at]} (x{counts[key]}{'' if exact else ' like this'})"
+        elif exact or at != last[key]:
+            out_ranks[at] = NOISE
+    return told, out_ranks
+
+
+def repeats(text: str, budget: int) -> str | None:
+    """A text of any kind in which at least half of the lines repeat others: each once, with a count. Else None."""
+    lines = lines_of(text)
+    if len(lines) > MANY_LINES or len(text) > MANY_CHARS:
+        return None
+    folded, ranks = fold_repeats(lines, [CONTEXT if line.strip() else NOISE for line in lines])
+    if sum(rank > NOISE for rank in ranks) * 2 > len(lines):
+        return None
+    return render(folded, ranks, budget)
+
+
+def _window(text: str, lines: Sequence[str]) -> list[int] | None:
+    """Which lines of a very long text are looked at: both ends, and around the words of failure; None: all."""
+    if len(lines) <= MANY_LINES and len(text) <= MANY_CHARS:
+        return None
+    head = _within(lines, range(min(_WINDOW, len(lines))))
+    tail = _within(lines, range(len(lines) - 1, max(-1, len(lines) - _WINDOW), -1))
+    chosen = set(head) | set(tail)
+    middle = _middle(text, lines)
+    chosen.update(_within(lines, [at for at in middle if at not in chosen]))
+    return sorted(chosen)
+
+
+def _within(lines: Sequence[str], wanted: Iterable[int]) -> list[int]:
+    """The first of `wanted` lines that together have no more than _WINDOW_CHARS characters."""
+    taken, left = [], _WINDOW_CHARS
+    for at in wanted:
+        left -= len(lines[at])
+        if left < 0:
+            break
+        taken.append(at)
+    return taken
+
+
+def _middle(text: str, lines: Sequence[str]) -> list[int]:
+    """Numbers of the lines around words of failure, in the order in which the words were looked for."""
+    places = list(hits(text))
+    if not places:
+        return []
+    # a piece of a cut line has no newline behind it: where a text has such lines, places are near the truth only
+    newline = text.count("\n") / max(1, len(lines) - 1)
+    starts = list(accumulate((len(line) + newline for line in lines), initial=0.0))
+    found: dict[int, None] = {}
+    for place in places:
+        middle = bisect_right(starts, place) - 1
+        found.update(dict.fromkeys(range(max(0, middle - _AROUND), min(len(lines), middle + _AROUND))))
+    return list(found)
+
+
+_GAP = re.compile(r"^\.\.\. lines (\d+)-(\d+)$", re.MULTILINE)
+
+
+def _renumbered(told: str, numbers: Sequence[int]) -> str:
+    """Gaps in the whole text's line numbers; where the window itself has a hole, the gap says so by its range."""
+    return _GAP.sub(lambda gap: f"... lines {numbers[int(gap[1]) - 1] + 1}-{numbers[int(gap[2]) - 1] + 1}", told)
