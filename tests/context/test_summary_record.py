@@ -31,8 +31,7 @@ summaries = st.fixed_dictionaries({
 @given(summaries)
 def test_a_summary_comes_back_from_its_text(summary):
     """Whatever the items are: blanks, colons, bullets, any script."""
-    only_errors = summary.errors and not Summary(errors=summary.errors) != summary
-    assert (None if only_errors or not summary else summary) == Summary.parse(summary.text())
+    assert (summary or None) == Summary.parse(summary.text(), own=True)
 
 
 def test_the_text_has_a_heading_for_each_section_that_is_not_empty():
@@ -67,7 +66,7 @@ def test_other_spellings_of_the_form_are_read(text):
     "text",
     [
         "", "   ", "I'm sorry, but I can't help with that.", "Error: 429 Too Many Requests", "Errors:\n- timeout\n- again",
-        "Internal Server Error\nTraceback (most recent call last):\n  File \"a.py\"", "<tool_call>{}</tool_call>",
+        'Internal Server Error\nTraceback (most recent call last):\n  File "a.py"', "<tool_call>{}</tool_call>",
         "Goal:\nDecisions:\nFacts:\n- none", "Goal: none\nFacts: n/a", "{}", "{not json", '{"error": "overloaded"}',
         "[" * 10_000, '{"goal":' * 3_000, "Previous conversation was too long to summarize", "-" * 1_000, "\x00",
         '{"facts": [[], {}, true, null]}', "The goal: is near", "what the facts were",

@@ -178,7 +178,7 @@ def _previous(proposal: Proposal) -> Summary:
     if proposal.previous is None:
         return Summary()
     text = proposal.previous.text
-    return Summary.parse(text) or Summary.of({"facts": text.splitlines()})
+    return Summary.parse(text, own=True) or Summary.of({"facts": text.splitlines()})
 
 
 def _extract(proposal: Proposal) -> Summary:

@@ -56,14 +56,12 @@ def says_nothing(text: str) -> bool:
     return text.strip().casefold() in _EMPTY
 
 
-def parse_sections(text: str) -> Sections | None:
-    """The items by section name, or None if `text` is no summary."""
+def parse_sections(text: str, *, own: bool = False) -> Sections | None:
+    """The items by section name, or None if `text` is no summary. `own`: we wrote it, so errors alone are one too."""
     text = text.strip()[:_ANSWER_CHARS]
     found = _from_json(text) or _from_lines(text)
     told = {section for section, items in found.items() if items}
-    if not told - {"errors"}:
-        return None
-    return found
+    return found if told - {"errors"} or (own and told) else None
 
 
 def _from_lines(text: str) -> Sections:

@@ -48,12 +48,12 @@ class Summary:
         )
 
     @classmethod
-    def parse(cls, text: str) -> Summary | None:
+    def parse(cls, text: str, *, own: bool = False) -> Summary | None:
         """The Summary that `text` holds: our own form, Markdown headings or a JSON object; None for anything else.
 
-        `parse(summary.text())` is the summary again. Text that only reports an error is no summary.
+        `parse(summary.text(), own=True)` is the summary again. A model's text that only reports errors is none.
         """
-        sections = parse_sections(text)
+        sections = parse_sections(text, own=own)
         found = None if sections is None else cls.of(sections)
         return found or None
 
