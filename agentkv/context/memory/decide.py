@@ -13,7 +13,8 @@ from agentkv.context.memory.memory import Recalled
 from agentkv.context.memory.terms import shingles
 from agentkv.errors import ConfigError
 
-MIN_SCORE = 0.3
+MIN_SCORE = 0.25
+"""Between what answers a question and what has a word in common with it, in the trials of docs/memory.md."""
 PRICE = 0.1
 """What a thousand tokens cost, in score: a passage of 200 tokens needs 0.02 more than MIN_SCORE."""
 MAX_OVERLAP = 0.6

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import os
 import warnings
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 
 Kind = Literal["semantic", "episodic"]
 KINDS: tuple[Kind, ...] = ("semantic", "episodic")
+_NUMBER: dict[str, int] = {kind: number for number, kind in enumerate(KINDS)}
 QUERY_CHARS = 4_000
 """Of a longer query the first and the last half of this are looked up."""
 VECTOR_SHARE = 0.5
@@ -101,10 +102,11 @@ class Memory:
         self._queue: Queue[table.Entry | _Reembed] = Queue(
             self._write, name="agentkv-memory", max_entries=max_queue, max_chars=MAX_QUEUE_CHARS
         )
-        self._closed = False
+        self._closed = True
         from agentkv.context.memory.database import Database  # sqlite3: 4 ms that `import agentkv` must not pay
 
         self._database: Database = Database(Path(path).expanduser() if path is not None else None)
+        self._closed = False
 
     @property
     def waiting(self) -> int:
@@ -201,12 +203,9 @@ class Memory:
         with self._database.writing() as connection:
             if source is not None:
                 return table.remove_source(connection, space, _clean(source))
-            if memory is not None:
-                sql, value = "SELECT id FROM passages WHERE namespace = ? AND id = ?", float(memory)
-            else:
-                sql = "SELECT id FROM passages WHERE namespace = ? AND at_ms < ?"
-                value = self._clock.wall_ms() - (older_than_s or 0) * 1000
-            return table.remove(connection, [row[0] for row in connection.execute(sql, (space, value)).fetchall()])
+            if older_than_s is not None:
+                return table.remove_older(connection, space, self._clock.wall_ms() - round(older_than_s * 1000))
+            return table.remove_one(connection, space, memory if isinstance(memory, int) else -1)
 
     def flush(self, timeout_s: float = 10.0) -> bool:
         """Wait until everything remembered so far is stored; False if that did not happen in time."""
@@ -237,7 +236,7 @@ class Memory:
             candidates = set(table.by_words(connection, space, searched, pool))
             cosines: dict[int, float] = {}
             if vectors is not None and vector is not None and len(vector) == vectors.dimensions:
-                candidates |= {found for found, _ in vectors.nearest(vector, pool, kinds)}
+                candidates |= {found for found, _ in vectors.nearest(vector, pool, _numbers(kinds))}
                 cosines = vectors.cosines(vector, candidates)
             covered = table.coverage(connection, weighed, candidates)
             rows = table.rows(connection, space, kinds, candidates)
@@ -245,10 +244,11 @@ class Memory:
 
     def _vector(self, query: str) -> NDArray[np.float32] | None:
         try:
-            return vectors_of(self._embed, [query])[0]
+            vector: NDArray[np.float32] = vectors_of(self._embed, [query])[0]
         except Exception as error:
             failed("memory_embed_failed", error=repr(error)[:200])
             return None
+        return vector
 
     def _vectors(self, connection: sqlite3.Connection, space: str) -> Vectors | None:
         """The vectors of `space`, brought up to date with what any process wrote. Under the reader's lock."""
@@ -284,7 +284,15 @@ class Memory:
             self._store(chunk)
 
     def _store(self, entries: list[table.Entry]) -> None:
+        import sqlite3
+
         vectors = self._embedded([entry.text for entry in entries])
+        try:
+            self._insert(entries, vectors)
+        except sqlite3.DatabaseError:  # a lock that lasted, or a damaged file that was replaced: once more
+            self._insert(entries, vectors)
+
+    def _insert(self, entries: list[table.Entry], vectors: list[bytes | None]) -> None:
         with self._database.writing() as connection:
             for entry, vector in zip(entries, vectors, strict=True):
                 new = table.insert(connection, entry, self._embedder if vector else "", vector)
@@ -336,7 +344,7 @@ class _Known:
         rows = np.stack([np.frombuffer(vector or b"", dtype="<f2") for _, _, _, vector in new]).astype(np.float32)
         if self.vectors is None:
             self.vectors = Vectors(rows.shape[1])
-        self.vectors.add([row[0] for row in new], [row[1] for row in new], rows)
+        self.vectors.add([row[0] for row in new], _numbers(row[1] for row in new), rows)
 
 
 def best(rows: Any, cosines: dict[int, float], covered: dict[int, float], k: int) -> list[Recalled]:
@@ -362,6 +370,11 @@ def best(rows: Any, cosines: dict[int, float], covered: dict[int, float], k: int
                 tags=row.tags,
             )
     return sorted(found.values(), key=lambda one: (-one.score, -one.at_ms, str(one.id)))[:k]
+
+
+def _numbers(kinds: Iterable[str]) -> list[int]:
+    """The numbers of kinds; what another version wrote is 255 and never asked for."""
+    return [_NUMBER.get(kind, 255) for kind in kinds]
 
 
 def _clean(text: str) -> str:

@@ -18,7 +18,7 @@ from agentkv.context.memory.terms import terms
 
 QUERY_TERMS = 48
 """Of a long query the rarest terms are searched for."""
-MAX_POSTINGS = 4_000
+MAX_POSTINGS = 2_000
 HEAVIEST_TERMS = 12
 """A passage that holds terms of this weight covers any query, however long."""
 
@@ -97,6 +97,18 @@ def remove_source(connection: sqlite3.Connection, namespace: str, source: str) -
     return remove(connection, [p for p in set(touched) if not connection.execute(sql, (p,)).fetchone()[0]])
 
 
+def remove_older(connection: sqlite3.Connection, namespace: str, before_ms: int) -> int:
+    """Take out what was last remembered before `before_ms`."""
+    sql = "SELECT id FROM passages WHERE namespace = ? AND at_ms < ?"
+    return remove(connection, [row[0] for row in connection.execute(sql, (namespace, before_ms)).fetchall()])
+
+
+def remove_one(connection: sqlite3.Connection, namespace: str, passage: int) -> int:
+    """Take out one passage if it is of this namespace."""
+    sql = "SELECT id FROM passages WHERE namespace = ? AND id = ?"
+    return remove(connection, [row[0] for row in connection.execute(sql, (namespace, passage)).fetchall()])
+
+
 def remove_oldest(connection: sqlite3.Connection, max_passages: int) -> int:
     """Take out the oldest passages of all namespaces until `max_passages` are left."""
     (there,) = connection.execute("SELECT count(*) FROM passages").fetchone()
@@ -117,7 +129,8 @@ def weights(connection: sqlite3.Connection, query: str) -> tuple[dict[str, float
         held[term] = row[0] if row else 0
     rarest = sorted(held, key=lambda term: held[term])[:QUERY_TERMS]
     weighed = {term: math.log1p(max(0.0, total - held[term] + 0.5) / (held[term] + 0.5)) for term in rarest}
-    searched, postings = [], 0
+    searched: list[str] = []
+    postings = 0
     for term in rarest:
         postings += held[term]
         if held[term] and (postings <= MAX_POSTINGS or not searched):

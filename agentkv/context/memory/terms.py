@@ -22,13 +22,14 @@ _DENSE = (
 _RUNS = re.compile(rf"([{_DENSE}]+)|[^{_DENSE}]+")
 _PARTS = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+")
 _ACCENTS = re.compile("[\u0300-\u036f]")
-_STOP = frozenset(
-    "a about after all also am an and any are as at be because been before being but by can could did do does doing "
-    "don down each few for from further had has have having he her here hers him his how i if in into is it its just "
-    "know ll me more most my no nor not now of off on once only or other our out over own re s same she should so some "
-    "such t tell than that the their them then there these they this those through to too under until up us ve very "
-    "was we were what when where which while who whom whose why will with would you your please".split()  # noqa: SIM905  a list of words reads better as words
-)
+_STOP_WORDS = """
+a about after all also am an and any are as at be because been before being but by can could did do does doing don down
+each few for from further had has have having he her here hers him his how i if in into is it its just know ll me more
+most my no nor not now of off on once only or other our out over own re s same she should so some such t tell than that
+the their them then there these they this those through to too under until up us ve very was we were what when where
+which while who whom whose why will with would you your please
+"""
+_STOP = frozenset(_STOP_WORDS.split())
 
 
 def terms(text: str, *, singles: bool = False) -> list[str]:

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 class Vectors:
-    """Rows of length 1, each with an id and a kind; ids grow. Not thread-safe: the owner holds a lock."""
+    """Rows of length 1, each with an id and the number of its kind (0 to 255); ids grow. Not thread-safe: the owner holds a lock."""
 
     def __init__(self, dimensions: int) -> None:
         import numpy as np
@@ -19,13 +19,13 @@ class Vectors:
         self.dimensions = dimensions
         self._size = 0
         self._ids = np.zeros(64, dtype=np.int64)
-        self._kinds = np.zeros(64, dtype="U16")
+        self._kinds = np.zeros(64, dtype=np.uint8)
         self._rows = np.zeros((64, dimensions), dtype=np.float32)
 
     def __len__(self) -> int:
         return self._size
 
-    def add(self, ids: list[int], kinds: list[str], rows: NDArray[np.float32]) -> None:
+    def add(self, ids: list[int], kinds: list[int], rows: NDArray[np.float32]) -> None:
         """Append `rows` [n, dimensions]; `ids` must be greater than those before. Amortised constant per row."""
         import numpy as np
 
@@ -42,7 +42,7 @@ class Vectors:
         self._rows[self._size : end] = rows
         self._size = end
 
-    def nearest(self, query: NDArray[np.float32], k: int, kinds: Collection[str]) -> list[tuple[int, float]]:
+    def nearest(self, query: NDArray[np.float32], k: int, kinds: Collection[int]) -> list[tuple[int, float]]:
         """At most `k` ids with their cosines, greatest first, of the given kinds."""
         import numpy as np
 
