@@ -9,6 +9,7 @@
 | simulate.py | `agentkv simulate`, with lanes.py |
 | replay.py | `agentkv replay` |
 | sessions.py | `agentkv sessions list`, `agentkv sessions drop` |
+| prefix_check.py | `agentkv prefix-check` |
 
 A command is a module with `register(app)`; add it to `COMMANDS`. Commands that need an agent framework (`agentkv demo`)
 come from outside through the entry points `agentkv.commands`, each of them such a `register`.
@@ -23,10 +24,10 @@ from typing import Annotated
 import typer
 
 import agentkv
-from agentkv.cli import calibrate, doctor, plan, replay, report, sessions, simulate
+from agentkv.cli import calibrate, doctor, plan, prefix_check, replay, report, sessions, simulate
 from agentkv.errors import AgentKVError
 
-COMMANDS = (doctor, calibrate, plan, simulate, replay, report, sessions)
+COMMANDS = (doctor, calibrate, plan, simulate, replay, report, sessions, prefix_check)
 """In the order in which `agentkv --help` lists them."""
 
 app = typer.Typer(

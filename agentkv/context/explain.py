@@ -165,9 +165,10 @@ class Seen:
     model: str
     messages: tuple[Message, ...]
     tools: tuple[ToolSpec, ...]
-    usage: Usage | None
-    at_s: float | None
-    answer: Message | None
+    usage: Usage | None = None
+    at_s: float | None = None
+    answer: Message | None = None
+    template: str = ""
 
 
 _listeners: tuple[Callable[[Seen], None], ...] = ()
@@ -197,13 +198,14 @@ def seen(
     usage: Usage | None = None,
     at_s: float | None = None,
     answer: Message | None = None,
+    template: str = "",
 ) -> None:
     """Tell the listeners of a model call. Costs nothing where there are none; never raises."""
     if not _listeners:
         return
     call = Seen(
         session=session, task=task, model=model, messages=tuple(messages), tools=tuple(tools),
-        usage=usage, at_s=at_s, answer=answer,
+        usage=usage, at_s=at_s, answer=answer, template=template,
     )  # fmt: skip
     for listener in _listeners:
         try:

@@ -56,11 +56,17 @@ class PrefixWatch:
     Not thread-safe: a session has one call at a time. Each cause is logged once per watch and message, every one is
     counted. `count` counts tokens of a text (each message once). `lifetime_s` is how long the provider keeps a cache
     that nobody uses, `min_tokens` the shortest prompt that it caches: with these and the reported usage a miss that is
-    not the prompt's fault gets its own name.
+    not the prompt's fault gets its own name. warn=False: nothing is logged, as somebody reads the explanations.
     """
 
     def __init__(
-        self, session: str = "", *, count: Count | None = None, lifetime_s: float | None = None, min_tokens: int = 0
+        self,
+        session: str = "",
+        *,
+        count: Count | None = None,
+        lifetime_s: float | None = None,
+        min_tokens: int = 0,
+        warn: bool = True,
     ) -> None:
         self.session = session
         self.calls = 0
@@ -79,6 +85,7 @@ class PrefixWatch:
         self._by_model: OrderedDict[str, tuple[Message, ...]] = OrderedDict()
         self._declared: Cause | None = None
         self._reports_cached = False
+        self._warn = warn
         self._warned: set[tuple[int, Cause]] = set()
 
     def see(
@@ -251,7 +258,7 @@ class PrefixWatch:
             self.lost_tokens += told.lost_tokens or 0
         event = "prefix_not_cached" if told.cause in PROVIDER else "prefix_broken"
         key = (told.message if told.cause not in PROVIDER else 0, told.cause)
-        if key in self._warned:
+        if key in self._warned or not self._warn:
             count_event(event)
             return
         self._warned.add(key)
