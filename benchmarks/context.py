@@ -18,11 +18,12 @@ from common import emit, say
 from context_brain import Run
 from context_costs import layout_ms
 from context_loops import Loop, loops
-from context_ours import append_steps, ours
+from context_ours import SETTINGS, append_steps, ours
 from context_rivals import runs
 from context_slimming import huge, logs
 
-NOTHING = "doing nothing"
+NOTHING, OURS = "doing nothing", "agentkv"
+ANCHOR_TOKENS = 8_000
 
 
 def main() -> None:
@@ -50,54 +51,59 @@ def main() -> None:
     say(args, "layout and counting ...")
     for messages in (100, 200, 1_000, 10_000):
         result[f"layout_ms_{messages}"] = round(layout_ms(short, messages), 3)
+        result[f"layout_rebuilt_ms_{messages}"] = round(layout_ms(short, messages, rebuilt=True), 3)
+    result["layout_and_slimming_ms_200"] = round(layout_ms(short, 200, slim=True), 3)
     emit(args, result)
 
 
 def compared(loop: Loop) -> list[Run]:
-    """Everybody's runs of one loop; ours in two settings."""
-    return [*runs(loop), ours(loop, "off"), ours(loop, "defaults"), ours(loop, "for this loop")]
+    """Everybody's runs of one loop; ours in every setting too."""
+    return [*runs(loop), *(ours(loop, setting) for setting in SETTINGS)]
 
 
 def figures(short: list[Run], long: list[Run]) -> dict[str, Any]:
-    """The numbers that have a bar, each the worse of the two loops, and what they were made of."""
+    """The numbers that have a bar, and what they were made of.
+
+    "Best" is the same for us and for them: the setting that computes least, of those that keep the facts, send valid
+    requests, need at most 10 % more calls, and keep the largest request within the loop's limit (half of doing
+    nothing's in the 40-step loop, twice the 8,000 in the other; ours 8,000). `uncached_vs_any` drops that limit for
+    the others: there they include those that shorten nothing.
+    """
     result: dict[str, Any] = {}
     for name, all_runs in (("40", short), ("120", long)):
-        mine = _mine(all_runs)
         nothing = next(run for run in all_runs if run.name == NOTHING)
-        best, shorter = _best(all_runs, nothing, shortening=False), _best(all_runs, nothing, shortening=True)
+        limit = nothing.peak_tokens // 2 if name == "40" else 2 * ANCHOR_TOKENS
+        rivals = [run for run in all_runs if run.name != OURS]
+        mine = best([run for run in all_runs if run.name == OURS], limit if name == "40" else ANCHOR_TOKENS)
+        rival, any_rival = best(rivals, limit), best(rivals, nothing.peak_tokens)
         result |= {
             f"uncached_{name}": mine.uncached_tokens,
             f"peak_tokens_{name}": mine.peak_tokens,
             f"folds_{name}": mine.summaries,
             f"looked_up_{name}": mine.looked_up,
             f"valid_{name}": not mine.problems and mine.request_kept,
-            f"best_rival_{name}": f"{best.name}, {best.setting}: {best.uncached_tokens}",
-            f"best_shortening_rival_{name}": f"{shorter.name}, {shorter.setting}: {shorter.uncached_tokens}",
-            f"uncached_vs_any_{name}": round(mine.uncached_tokens / best.uncached_tokens, 3),
-            f"uncached_vs_shortening_{name}": round(mine.uncached_tokens / shorter.uncached_tokens, 3),
+            f"setting_{name}": mine.setting,
+            f"best_rival_{name}": f"{rival.name}, {rival.setting}: {rival.uncached_tokens}",
+            f"any_rival_{name}": f"{any_rival.name}, {any_rival.setting}: {any_rival.uncached_tokens}",
+            f"uncached_vs_best_rival_{name}": round(mine.uncached_tokens / rival.uncached_tokens, 3),
+            f"uncached_vs_any_{name}": round(mine.uncached_tokens / any_rival.uncached_tokens, 3),
             f"peak_vs_nothing_{name}": round(mine.peak_tokens / nothing.peak_tokens, 3),
             f"facts_{name}": mine.facts,
         }
     result["skipped"] = sorted({f"{run.name}: {run.skipped}" for run in short + long if run.skipped})
-    result["uncached_vs_best_rival"] = max(result["uncached_vs_any_40"], result["uncached_vs_any_120"])
+    result["uncached_vs_best_rival"] = max(result["uncached_vs_best_rival_40"], result["uncached_vs_best_rival_120"])
     result["peak_vs_nothing"] = max(result["peak_vs_nothing_40"], result["peak_vs_nothing_120"])
     result["facts_kept"] = min(result["facts_40"], result["facts_120"])
     return result
 
 
-def _mine(all_runs: list[Run]) -> Run:
-    return next(run for run in all_runs if run.name == "agentkv" and run.setting == "for this loop")
-
-
-def _best(all_runs: list[Run], nothing: Run, *, shortening: bool) -> Run:
-    """The rival that computes least, of those that kept the facts with valid requests and few extra calls.
-
-    With `shortening`, only those whose largest request is at most half of doing nothing's.
-    """
-    good = [run for run in all_runs if run.usable and run.name != "agentkv"]
-    if shortening:
-        good = [run for run in good if run.peak_tokens <= 0.5 * nothing.peak_tokens] or good
-    return min(good, key=lambda run: run.uncached_tokens)
+def best(candidates: list[Run], limit: int) -> Run:
+    """The usable run that computes least with no request above `limit` tokens; where there is none, the shortest."""
+    usable = [run for run in candidates if run.usable] or [run for run in candidates if not run.skipped]
+    within = [run for run in usable if run.peak_tokens <= limit]
+    if not within:
+        return min(usable, key=lambda run: run.peak_tokens)
+    return min(within, key=lambda run: run.uncached_tokens)
 
 
 def table(loop: Loop, all_runs: list[Run]) -> str:

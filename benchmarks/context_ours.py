@@ -26,7 +26,8 @@ TOOL = ToolSpec(
 SETTINGS: dict[str, Context | None] = {
     "off": None,
     "defaults": Context(),
-    "for this loop": Context(soft_mark=7000),
+    "soft mark 6.5k, keep 2": Context(soft_mark=6500, keep_last=2, slim_tokens=800),
+    "soft mark 9k, keep 2": Context(soft_mark=9000, keep_last=2, slim_tokens=800),
 }
 
 
@@ -71,7 +72,7 @@ def append_steps(loop: Loop, steps: int = 8) -> dict[str, float]:
     `engine_prefix_hit` is the least share, over the calls, of the shared prefix (in whole blocks) that the engine says
     it reused (`usage.cached_tokens`).
     """
-    with AgentKV.local(device_memory="512MiB", ledger="memory", dtype="float32") as kv, kv.task("bench"):
+    with AgentKV.local(device_memory="512MiB", ledger="memory") as kv, kv.task("bench"):
         seen: list[tuple[tuple[Message, ...], int]] = []
         submit = kv.engine.submit
 

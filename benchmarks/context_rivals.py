@@ -185,7 +185,7 @@ def _summarization() -> Iterator[Setting]:
         return _agent(lambda model: [SummarizationMiddleware(model, **options)])
 
     yield "trigger 8k, keep 20, trim 4k (defaults)", made(trigger=("tokens", 8000))
-    for trigger, keep in ((6000, 4), (8000, 6), (8000, 20), (12000, 6), (16000, 10)):
+    for trigger, keep in ((6000, 4), (8000, 2), (8000, 6), (8000, 20), (10_000, 2), (12_000, 6), (16_000, 10)):
         options = {"trigger": ("tokens", trigger), "keep": ("messages", keep), "trim_tokens_to_summarize": None}
         yield f"trigger {trigger // 1000}k, keep {keep}, no trim", made(**options)
 
@@ -227,11 +227,10 @@ def _deepagents() -> Iterator[Setting]:
 
         return _agent(middleware)
 
-    yield "trigger 8k, keep 6", made(8000, 6, None)
-    yield "trigger 8k, keep 20", made(8000, 20, None)
-    yield "trigger 16k, keep 6", made(16000, 6, None)
-    yield "trigger 12k, keep 6, evict above 2k", made(12000, 6, 2000)
-    yield "trigger 12k, keep 6, evict above 400", made(12000, 6, 400)
+    for trigger, keep in ((8000, 2), (8000, 6), (8000, 20), (16_000, 6)):
+        yield f"trigger {trigger // 1000}k, keep {keep}", made(trigger, keep, None)
+    for trigger, keep, evict in ((8000, 2, 1000), (10_000, 2, 2000), (12_000, 6, 2000), (12_000, 6, 400)):
+        yield f"trigger {trigger // 1000}k, keep {keep}, evict above {evict}", made(trigger, keep, evict)
 
 
 def _astromesh() -> Iterator[Setting]:
@@ -254,12 +253,14 @@ def _astromesh() -> Iterator[Setting]:
         return _agent(middleware)
 
     yield "threshold 6k, keep 6, offload 1500/200 (as documented)", made(6000, 6, 1500, 200)
-    yield "threshold 12k, keep 6, offload 1500/200", made(12000, 6, 1500, 200)
-    yield "never compact, offload 1500/200", made(10**9, 6, 1500, 200)
-    yield "never compact, offload 400/200", made(10**9, 6, 400, 200)
-    yield "never compact, offload 250/150", made(10**9, 6, 250, 150)
-    yield "never compact, offload 120/60", made(10**9, 6, 120, 60)
-    yield "threshold 12k, keep 6, offload 250/150", made(12000, 6, 250, 150)
+    for threshold, keep, limit, preview in ((6000, 2, 1500, 200), (8000, 2, 1500, 200), (12_000, 6, 1500, 200)):
+        yield (
+            f"threshold {threshold // 1000}k, keep {keep}, offload {limit}/{preview}",
+            made(threshold, keep, limit, preview),
+        )
+    for limit, preview in ((1500, 200), (400, 200), (250, 150), (120, 60)):
+        yield f"never compact, offload {limit}/{preview}", made(10**9, 6, limit, preview)
+    yield "threshold 12k, keep 6, offload 250/150", made(12_000, 6, 250, 150)
 
 
 _RIVALS: dict[str, Callable[[], Iterator[Setting]]] = {
