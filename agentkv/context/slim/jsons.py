@@ -23,8 +23,10 @@ _WIDEST, _LONGEST = 60, 1_500
 """Items of an array or object, and characters of a string, that are looked at."""
 _NODES = 6_000
 _SEARCHED_ITEMS, _SEARCHED_FIELDS, _SEARCHED_CHARS, _ODD_ITEMS = 20_000, 24, 300, 24
+_USUAL_ITEMS = 5
 _DULL_KEY = re.compile(r"(?i)(?:^|_)(?:urls?|href|links?|node_id|gravatar_id|etag|avatar|self)$|Urls?$")
 _TELLING_KEY = re.compile(r"(?i)(?:error|exception|fail|status|state|result|conclusion|severity|level|message|reason)")
+_FAILURE_KEY = re.compile(r"(?i)error|exception|failure")
 _FIELD_CHARS = 60
 
 
@@ -147,8 +149,13 @@ def _prune(value: Any, left: list[int]) -> Any:
 
 
 def _odd(values: list[Any]) -> list[Any]:
-    """Items that tell of a failure, where not all do; and the last."""
-    told = [item for item in values[1:_SEARCHED_ITEMS] if isinstance(item, dict) and _tells_of_failure(item)]
+    """Items that tell of a failure or have fields that others lack, where not all do; and the last."""
+    usual = {name for item in values[:_USUAL_ITEMS] if isinstance(item, dict) for name in item}
+    told = [
+        item
+        for item in values[1:_SEARCHED_ITEMS]
+        if isinstance(item, dict) and (not item.keys() <= usual or _tells_of_failure(item))
+    ]
     if len(told) * 3 > len(values):
         told = []
     odd = told[:_ODD_ITEMS]
@@ -162,9 +169,9 @@ def _tells_of_failure(item: dict[str, Any]) -> bool:
         if not value or value is True or not _TELLING_KEY.search(name[-_FIELD_CHARS:]):
             continue
         if isinstance(value, str):
-            if is_alarm(value[:_SEARCHED_CHARS]):
+            if _FAILURE_KEY.search(name[-_FIELD_CHARS:]) or is_alarm(value[:_SEARCHED_CHARS]):
                 return True
-        elif isinstance(value, dict) and "rror" in name:
+        elif isinstance(value, dict) and _FAILURE_KEY.search(name[-_FIELD_CHARS:]):
             return True
     return False
 

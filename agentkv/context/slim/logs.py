@@ -122,14 +122,15 @@ def fold_repeats(lines: Sequence[str], ranks: Sequence[int]) -> tuple[list[str],
 
 
 def repeats(text: str, budget: int) -> str | None:
-    """A text of any kind in which at least half of the lines repeat others: each once, with a count. Else None."""
+    """A text of any kind in which at least half of the lines repeat others: each once, with a count. None for any other, and where that is too long."""
     lines = lines_of(text)
     if len(lines) > MANY_LINES or len(text) > MANY_CHARS:
         return None
-    folded, ranks = fold_repeats(lines, [CONTEXT if line.strip() else NOISE for line in lines])
-    if sum(rank > NOISE for rank in ranks) * 2 > len(lines):
+    folded, ranks = fold_repeats(lines, [max(rank, CONTEXT) if rank else NOISE for rank in ranked(lines)])
+    kept = [line for line, rank in zip(folded, ranks, strict=True) if rank]
+    if len(kept) * 2 > len(lines) or sum(map(cost, kept)) > budget:
         return None
-    return render(folded, ranks, budget)
+    return "\n".join(kept)
 
 
 def _window(text: str, lines: Sequence[str]) -> list[int] | None:

@@ -21,7 +21,7 @@ from agentkv.context.slim.marker import ANSWER_CHARS, NOTE_CHARS, READER, is_mar
 from agentkv.context.slim.pick import is_gap
 from agentkv.context.slim.rule import Rule, SlimRules
 from agentkv.context.slim.rules import default_rules
-from agentkv.context.slim.verbatim import verbatim
+from agentkv.context.slim.verbatim import numbered, unpadded, verbatim
 from agentkv.errors import ConfigError
 from agentkv.log import count as count_event
 from agentkv.log import failed
@@ -298,8 +298,12 @@ class _Output:
 
 
 def tidy(text: str, tool: str, command: str) -> str:
-    """`text` after what loses nothing: clean, and JSON without blanks unless a file's own text was asked for."""
+    """`text` after what loses nothing: clean, JSON without blanks unless a file's own text was asked for, line numbers
+    of a file without padding.
+    """
     whole = clean(text)
+    if numbered(command):
+        return unpadded(whole)
     if not verbatim(tool, command) and looks_like_json(whole):
         return minified(whole) or whole
     return whole

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 
 from agentkv.context.slim.clean import lines_of
-from agentkv.context.slim.logs import MANY_LINES, log
+from agentkv.context.slim.logs import MANY_CHARS, MANY_LINES, log
 from agentkv.context.slim.pick import CONTEXT, EDGE, FILLER, MATTER, NOISE, render
 
 _TOOLS = re.compile(r"(?i)^(?:read|view|open|cat|get|show)[_-]?(?:text[_-]?)?files?(?:[_-]?contents?)?$|^(?:cat|view)$")
@@ -19,6 +19,8 @@ _DEFINES = re.compile(
     r"^\s{0,8}(?:(?:export|public|private|protected|static|async|pub(?:\([a-z]+\))?|final|abstract|default)\s+)*"
     r"(?:def|class|func|function|fn|struct|enum|interface|type|trait|impl|module|namespace)\s+[\w$<(]|^#{1,4} \S|^\[[\w.\"-]+\]$"
 )
+_NUMBERED = re.compile(r"^\s*(?:cat\s+(?:-\w+\s+)*-\w*n|nl\b)")
+_PADDING = re.compile(r"(?m)^ {1,8}(?=\d{1,7}(?:\t|$))")
 _HEAD_LINES, _TAIL_LINES = 30, 10
 
 
@@ -30,10 +32,20 @@ def verbatim(tool: str, command: str) -> bool:
     return not command and _TOOLS.match(tool[:100]) is not None
 
 
+def numbered(command: str) -> bool:
+    """Whether a file was asked for with line numbers."""
+    return _NUMBERED.match(command[:500]) is not None
+
+
+def unpadded(text: str) -> str:
+    """`text` with the blanks before line numbers left out."""
+    return _PADDING.sub("", text)
+
+
 def outline(text: str, budget: int) -> str:
     """Head, tail and definitions of a file within `budget` tokens."""
     lines = lines_of(text)
-    if len(lines) > MANY_LINES:
+    if len(lines) > MANY_LINES or len(text) > MANY_CHARS:
         return log(text, budget)
     ranks = [FILLER if line.strip() else NOISE for line in lines]
     for at, line in enumerate(lines):
