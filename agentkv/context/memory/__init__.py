@@ -2,14 +2,17 @@
 
 from agentkv.context.memory.decide import Injection, Shingles, Skipped, decide
 from agentkv.context.memory.embed import Embed, HashingEmbed, MeanPooled, sentence_transformer
-from agentkv.context.memory.memory import KINDS, Memory, Recalled, default_path
+from agentkv.context.memory.memory import Memory, default_path
+from agentkv.context.memory.recalled import KINDS, Kind, Memories, Recalled
 
 __all__ = [
     "KINDS",
     "Embed",
     "HashingEmbed",
     "Injection",
+    "Kind",
     "MeanPooled",
+    "Memories",
     "Memory",
     "Recalled",
     "Shingles",

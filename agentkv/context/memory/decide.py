@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from agentkv.context.memory.memory import Recalled
+from agentkv.context.memory.recalled import Recalled
 from agentkv.context.memory.terms import shingles
 from agentkv.errors import ConfigError
 

@@ -12,7 +12,7 @@ import warnings
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from agentkv.clock import Clock, SystemClock
 from agentkv.context.estimate import estimate
@@ -20,6 +20,7 @@ from agentkv.context.memory import table
 from agentkv.context.memory.embed import Embed, HashingEmbed, name_of, vectors_of
 from agentkv.context.memory.passages import PASSAGE_CHARS, cut
 from agentkv.context.memory.queue import Queue
+from agentkv.context.memory.recalled import KINDS, Kind, Recalled, asked, best, clean
 from agentkv.context.memory.vectors import Vectors
 from agentkv.errors import Closed, ConfigError
 from agentkv.log import count, failed
@@ -32,30 +33,9 @@ if TYPE_CHECKING:
 
     from agentkv.context.memory.database import Database
 
-Kind = Literal["semantic", "episodic"]
-KINDS: tuple[Kind, ...] = ("semantic", "episodic")
 _NUMBER: dict[str, int] = {kind: number for number, kind in enumerate(KINDS)}
-QUERY_CHARS = 4_000
-"""Of a longer query the first and the last half of this are looked up."""
-VECTOR_SHARE = 0.5
-"""Of a score; the rest is how much of the query's words the passage holds. See docs/memory.md for the trials."""
 MAX_QUEUE_CHARS = 64_000_000
 _REEMBED = 256
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Recalled:
-    """One passage that was found. `score` is 0 to 1, comparable between queries; `tokens` is what injecting costs."""
-
-    text: str
-    score: float
-    kind: str
-    source: str
-    tokens: int
-    id: int | str
-    at_ms: int = 0
-    task: str = ""
-    tags: tuple[str, ...] = ()
 
 
 def default_path() -> Path:
@@ -140,12 +120,12 @@ class Memory:
         if not text or text.isspace():
             return False
         entry = table.Entry(
-            namespace=_clean(self.namespace if namespace is None else namespace),
+            namespace=clean(self.namespace if namespace is None else namespace),
             kind=kind,
             text=text,
-            source=_clean(source),
-            task=_clean(task),
-            tags=tuple(sorted(_clean(tag) for tag in tags)),
+            source=clean(source),
+            task=clean(task),
+            tags=tuple(sorted(clean(tag) for tag in tags)),
             at_ms=self._clock.wall_ms(),
         )
         return self._queue.put(entry, len(text))
@@ -164,10 +144,8 @@ class Memory:
         Blocks for a few ms (`arecall` does not block an event loop). An empty answer for an empty query, for `k` below
         1, and for whatever fails.
         """
-        space = _clean(self.namespace if namespace is None else namespace)
-        text = _clean(
-            query if len(query) <= QUERY_CHARS else f"{query[: QUERY_CHARS // 2]} {query[-QUERY_CHARS // 2 :]}"
-        )
+        space = clean(self.namespace if namespace is None else namespace)
+        text = asked(query)
         if k < 1 or not text.strip() or not kinds:
             return []
         if self._closed:
@@ -198,11 +176,11 @@ class Memory:
         """
         if [memory, source, older_than_s].count(None) != 2:  # noqa: PLR2004  one of three
             raise ConfigError("forget() takes exactly one of: an id, source=, older_than_s=")
-        space = _clean(self.namespace if namespace is None else namespace)
+        space = clean(self.namespace if namespace is None else namespace)
         self.flush()
         with self._database.writing() as connection:
             if source is not None:
-                return table.remove_source(connection, space, _clean(source))
+                return table.remove_source(connection, space, clean(source))
             if older_than_s is not None:
                 return table.remove_older(connection, space, self._clock.wall_ms() - round(older_than_s * 1000))
             return table.remove_one(connection, space, memory if isinstance(memory, int) else -1)
@@ -278,7 +256,7 @@ class Memory:
             replace(entry, text=piece)
             for entry in batch
             if isinstance(entry, table.Entry)
-            for piece in cut(_clean(entry.text), self._passage_chars)
+            for piece in cut(clean(entry.text), self._passage_chars)
         )
         while chunk := [entry for entry, _ in zip(passages, range(_REEMBED), strict=False)]:
             self._store(chunk)
@@ -347,36 +325,6 @@ class _Known:
         self.vectors.add([row[0] for row in new], _numbers(row[1] for row in new), rows)
 
 
-def best(rows: Any, cosines: dict[int, float], covered: dict[int, float], k: int) -> list[Recalled]:
-    """The `k` rows of the greatest scores: cosine and coverage, weighed. Equal texts of two kinds count once.
-
-    A weighted sum and not a fusion of ranks: a rank says nothing about whether the best one is any good, and that is
-    what the decision to inject needs. Without vectors the words count alone.
-    """
-    share = VECTOR_SHARE if cosines else 0.0
-    found: dict[str, Recalled] = {}
-    for row in rows:
-        score = share * max(0.0, cosines.get(row.id, 0.0)) + (1 - share) * covered.get(row.id, 0.0)
-        if row.text not in found or found[row.text].score < score:
-            found[row.text] = Recalled(
-                text=row.text,
-                score=round(score, 4),
-                kind=row.kind,
-                source=row.source,
-                tokens=0,
-                id=row.id,
-                at_ms=row.at_ms,
-                task=row.task,
-                tags=row.tags,
-            )
-    return sorted(found.values(), key=lambda one: (-one.score, -one.at_ms, str(one.id)))[:k]
-
-
 def _numbers(kinds: Iterable[str]) -> list[int]:
     """The numbers of kinds; what another version wrote is 255 and never asked for."""
     return [_NUMBER.get(kind, 255) for kind in kinds]
-
-
-def _clean(text: str) -> str:
-    """`text` as UTF-8 can hold it: a lone surrogate becomes U+FFFD."""
-    return text.encode("utf-8", "replace").decode("utf-8") if not text.isascii() else text

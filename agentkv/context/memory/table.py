@@ -40,7 +40,7 @@ class Entry:
 class Row:
     """One passage as read, with its newest origin."""
 
-    id: int
+    id: int | str
     kind: str
     text: str
     at_ms: int
@@ -128,7 +128,7 @@ def weights(connection: sqlite3.Connection, query: str) -> tuple[dict[str, float
         row = connection.execute("SELECT doc FROM spread WHERE term = ?", (term,)).fetchone()
         held[term] = row[0] if row else 0
     rarest = sorted(held, key=lambda term: held[term])[:QUERY_TERMS]
-    weighed = {term: math.log1p(max(0.0, total - held[term] + 0.5) / (held[term] + 0.5)) for term in rarest}
+    weighed = {term: worth(total, held[term]) for term in rarest}
     searched: list[str] = []
     postings = 0
     for term in rarest:
@@ -152,13 +152,20 @@ def coverage(
     connection: sqlite3.Connection, weighed: Mapping[str, float], passages: Collection[int]
 ) -> dict[int, float]:
     """For each of `passages` how much of the query's weight its terms hold, 0 to 1."""
-    whole = sum(sorted(weighed.values(), reverse=True)[:HEAVIEST_TERMS])
-    covered = {}
     sql = f"SELECT rowid, terms FROM words WHERE rowid IN ({_marks(passages)})"
-    for passage, words in connection.execute(sql, tuple(passages)):
-        held = weighed.keys() & set(words.split())
-        covered[passage] = min(1.0, sum(weighed[term] for term in held) / whole) if whole else 0.0
-    return covered
+    found = connection.execute(sql, tuple(passages)).fetchall()
+    return {passage: covered(weighed, words.split()) for passage, words in found}
+
+
+def worth(total: int, holders: int) -> float:
+    """The inverse document frequency of a term that `holders` of `total` passages hold, as in BM25, never below 0."""
+    return math.log1p(max(0.0, total - holders + 0.5) / (holders + 0.5))
+
+
+def covered(weighed: Mapping[str, float], held: Collection[str]) -> float:
+    """How much of the weight of a query's terms `held` has, 0 to 1."""
+    whole = sum(sorted(weighed.values(), reverse=True)[:HEAVIEST_TERMS])
+    return min(1.0, sum(weighed[term] for term in weighed.keys() & set(held)) / whole) if whole else 0.0
 
 
 def rows(
