@@ -51,7 +51,8 @@ class Break:
 
     `message` is the index of the message (-1: the tools, which stand before all messages), `character` the position
     in its content. `before` and `after` show a few characters from there on (prompt text: do not log). `value` names
-    the kind of value that changed, where that is all. Everything behind this point has to be computed again.
+    the kind of value that changed, where that is all. `also` is the cause of a second break further back, which shows once
+    the first is mended. Everything behind this point has to be computed again.
     """
 
     message: int
@@ -61,6 +62,7 @@ class Break:
     before: str = ""
     after: str = ""
     value: str = ""
+    also: Cause | None = None
 
 
 def find_break(
@@ -74,7 +76,14 @@ def find_break(
 
     Tools count as they are sent, key order and all: they stand before the messages, so an added one is a break too.
     """
-    return tools_break(old_tools, new_tools) or messages_break(tuple(old), tuple(new))
+    return first_of(tools_break(old_tools, new_tools), messages_break(tuple(old), tuple(new)))
+
+
+def first_of(first: Break | None, second: Break | None) -> Break | None:
+    """The break that stands first, with the name of the other."""
+    if first is None or second is None:
+        return first or second
+    return replace(first, also=second.cause)
 
 
 def tools_break(old: Sequence[ToolSpec], new: Sequence[ToolSpec]) -> Break | None:

@@ -49,8 +49,8 @@ class Explanation:
 
     `message`, `character`, `byte` and `token` say where the prompt stops being the old one (its old end, where it
     extends it); `token` and the token numbers are None without a counter, and where `estimated` follow from bytes and
-    the tokens that the provider reported. `lost_*` is what is computed again for the cause. `also` is a break that
-    cost nothing more, because the cache had expired anyway. `before` and `after` are prompt text: do not log them.
+    the tokens that the provider reported. `lost_*` is what is computed again for the cause. `also` is a second
+    cause at this call: a break behind the first, or one that cost nothing because the cache had expired. `before` and `after` are prompt text: do not log them.
     """
 
     call: int
@@ -93,8 +93,9 @@ class Explanation:
         token = "" if self.token is None else f" (token {self.token})"
         lost = f"{self.lost_bytes} bytes" if self.lost_tokens is None else f"{self.lost_tokens} tokens"
         where = "the tools" if self.message < 0 else f"message {self.message} ({self.role}), character {self.character}"
+        also = "" if self.also is None else f" (and {self.also})"
         about = "" if self.cause in PROVIDER else f", byte {self.byte}{token} in {where}"
-        return f"call {self.call}: {self.cause}{about}; {lost} computed again"
+        return f"call {self.call}: {self.cause}{also}{about}; {lost} computed again"
 
 
 def message_text(message: Message) -> str:

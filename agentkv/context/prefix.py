@@ -17,6 +17,7 @@ from agentkv.context.breaks import (
     Cause,
     find_break,
     first_difference,
+    first_of,
     messages_break,
     shared_messages,
     tools_break,
@@ -73,7 +74,7 @@ class PrefixWatch:
         self.breaks = 0
         self.last_break: Break | None = None
         self.causes: Counter[Cause] = Counter()
-        """How often each cause was seen: breaks, declared folds, and the provider's own."""
+        """How often each cause was seen: breaks (a second one behind the first too), declared folds, the provider's own."""
         self.lost_tokens = 0
         """Tokens computed again because of breaks; nothing for declared folds and the provider's causes."""
         self._explanations: deque[Explanation] = deque(maxlen=MAX_EXPLANATIONS)
@@ -156,9 +157,9 @@ class PrefixWatch:
 
     def _compared(self, prompt: _Prompt) -> Break | None:
         old = self._last
+        found = first_of(tools_break(old.tools, prompt.tools), messages_break(old.messages, prompt.messages))
         if old.model != prompt.model:
-            return Break(message=-1, character=0, role="model", cause="model switch")
-        found = tools_break(old.tools, prompt.tools) or messages_break(old.messages, prompt.messages)
+            return first_of(Break(message=-1, character=0, role="model", cause="model switch"), found)
         if old.template != prompt.template:
             return replace(found or Break(message=-1, character=0, role="template", cause="template"), cause="template")
         return found or self._answer_break(prompt)
@@ -209,7 +210,7 @@ class PrefixWatch:
                 lost_tokens = max(0, min(old_tokens, ruler.tokens) - token)
             told = replace(
                 told, cause=self._declared or found.cause, message=found.message, character=found.character, byte=byte,
-                token=token, role=found.role, value=found.value, before=found.before, after=found.after,
+                token=token, role=found.role, value=found.value, also=found.also, before=found.before, after=found.after,
                 lost_bytes=max(0, min(old_bytes, ruler.bytes) - byte), lost_tokens=lost_tokens,
             )  # fmt: skip
         return self._with_usage(told, prompt)
@@ -247,7 +248,7 @@ class PrefixWatch:
     def _tell(self, told: Explanation, found: Break | None, *, declared: bool) -> None:
         if told.cause is None:
             return
-        self.causes[told.cause] += 1
+        self.causes.update(cause for cause in (told.cause, told.also) if cause is not None)
         if declared:
             count_event("prefix_folded")
             return

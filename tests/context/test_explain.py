@@ -101,6 +101,15 @@ def test_each_change_of_the_tools_has_its_name(was, now, cause):
     assert told.lost_tokens >= words(SYSTEM.content)
 
 
+def test_a_second_break_behind_the_first_is_named_too():
+    """Who mends the tools should not have to come back for the clock."""
+    watch = PrefixWatch(count=words)
+    told = last(([user("at 12:00")], {"tools": [tool("a")]}), ([user("at 12:01")], {"tools": [tool("b")]}), watch=watch)
+    assert ("tools changed", "clock") == (told.cause, told.also)
+    assert ({"tools changed": 1, "clock": 1}, 1) == (watch.causes, watch.breaks)
+    assert "tools changed (and clock), byte" in str(told)
+
+
 def test_equal_tools_made_anew_are_no_break():
     """New objects, the same bytes."""
     assert last(([A], {"tools": [tool("a", x=1)]}), ([A, B], {"tools": [tool("a", x=1)]})).extends
