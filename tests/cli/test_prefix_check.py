@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,6 +17,7 @@ from agentkv.context.bodies import call_of
 from agentkv.core.usage import Usage
 from agentkv.errors import ConfigError
 
+EXAMPLE = Path(__file__).parents[2] / "examples" / "prefix_check.py"
 SYSTEM = {"role": "system", "content": "You are careful. " * 300}
 ASK = {"role": "user", "content": "find the bug"}
 TOOLS = [{"type": "function", "function": {"name": name, "parameters": {"type": "object"}}} for name in "ab"]
@@ -253,3 +258,16 @@ def test_parts_legacy_calls_and_templates_are_seen() -> None:
     )
     assert ("f", "f") == (legacy.messages[0].tool_calls[0].name, legacy.tools[0].name)
     assert call_of({"messages": [ASK], "chat_template_kwargs": {"thinking": True}}).template
+
+
+def test_the_example_breaks_at_every_call_and_its_layout_never(tmp_path) -> None:
+    """And what it writes is a trace that fails the gate."""
+    path = tmp_path / "trace.jsonl"
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    argv = [sys.executable, str(EXAMPLE), str(path)]
+    done = subprocess.run(argv, env=env, capture_output=True, text=True, timeout=60, check=True)
+    careless, careful = done.stdout.split("With a layout:")
+    assert 5 == careless.count("tool order (and clock)")
+    assert 5 == careful.count("extends the prompt before")
+    assert "  0 tokens computed again" in careful
+    assert 1 == run(path, "--max-breaks", 4).exit_code
