@@ -83,6 +83,10 @@ class Repair:
         self.repairs = 0
         """Messages so far that were not put out as they came."""
 
+    def offer(self, names: Iterable[str]) -> None:
+        """Tools by these names are on offer from now on."""
+        self._names = self._names.union(names)
+
     def feed(self, message: Message) -> tuple[Message, ...]:
         """The next message of the conversation; answers what is appended to the prompt for it, often just itself."""
         try:

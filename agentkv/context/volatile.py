@@ -7,7 +7,7 @@ changes: `prefix.PrefixWatch` does that and names the pattern that would take it
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from agentkv.core.message import Message
@@ -91,11 +91,13 @@ class Volatile:
         return chosen
 
 
-def steady(messages: Iterable[Message], patterns: Iterable[str]) -> tuple[tuple[Message, ...], str]:
-    """All of `messages` without changing values, and the text for the tail."""
+def steady(messages: Sequence[Message], patterns: Iterable[str]) -> tuple[tuple[Message, ...], str]:
+    """All of `messages` without changing values, and the text for the tail. Costs what the leading system messages do."""
     volatile = Volatile(patterns)
-    fed = [volatile.feed(message) for message in messages]
-    return tuple(message for message, _ in fed), "\n".join(told for _, told in fed if told)
+    rest = next((at for at, message in enumerate(messages) if message.role != "system"), len(messages))
+    fed = [volatile.feed(message) for message in messages[:rest]]
+    told = "\n".join(text for _, text in fed if text)
+    return (*(message for message, _ in fed), *messages[rest:]), told
 
 
 _VALUES = {

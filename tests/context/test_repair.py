@@ -293,6 +293,9 @@ def test_a_tools_name_is_cut_down_unless_it_is_on_offer():
     """Whoever offers a tool with a dot in its name has a server that takes it."""
     assert "multi_tool_use_parallel" == repaired([call("a", name="multi_tool_use.parallel")])[0].tool_calls[0].name
     assert "fs.read" == repaired([call("a", name="fs.read")], names=["fs.read"])[0].tool_calls[0].name
+    repair = Repair(names=["x"])
+    repair.offer(["fs.read"])
+    assert "fs.read" == repair.feed(call("a", name="fs.read"))[0].tool_calls[0].name
     assert "unknown_tool" == repaired([call("a", name="")])[0].tool_calls[0].name
 
 
