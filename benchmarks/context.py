@@ -14,6 +14,7 @@ from typing import Any
 
 os.environ.setdefault("LANGSMITH_TRACING", "false")
 
+import structlog
 from common import emit, say
 from context_brain import Run
 from context_costs import layout_ms
@@ -32,6 +33,7 @@ def main() -> None:
     parser.add_argument("--table", action="store_true", help="print the comparison as markdown and nothing else")
     parser.add_argument("--quick", action="store_true", help="with --table: the 40-step loop alone")
     args = parser.parse_args()
+    structlog.configure(logger_factory=structlog.PrintLoggerFactory(sys.stderr))
     say(_quiet(args), "recording the loops: the commands really run ...")
     played = loops()
     if args.table:
@@ -47,6 +49,7 @@ def main() -> None:
     result: dict[str, Any] = {**append_steps(short), **figures(first, second)}
     say(args, "slimming ...")
     result |= logs()
+    result["slim_ratio_least"] = min(result["slim_ratio_by_log"].values())
     result["huge_ms"], result["huge_ms_by_kind"] = huge()
     say(args, "layout and counting ...")
     for messages in (100, 200, 1_000, 10_000):

@@ -26,7 +26,7 @@ TOOL = ToolSpec(
 SETTINGS: dict[str, Context | None] = {
     "off": None,
     "defaults": Context(),
-    "soft mark 6.5k, keep 2": Context(soft_mark=6500, keep_last=2, slim_tokens=800),
+    "soft mark 6.3k, keep 2": Context(soft_mark=6300, keep_last=2, slim_tokens=800),
     "soft mark 9k, keep 2": Context(soft_mark=9000, keep_last=2, slim_tokens=800),
 }
 
