@@ -461,11 +461,12 @@ def test_an_embedding_that_fails_leaves_the_words():
     with Memory(embed=embed) as memory:
         put(memory, "The port is 6543.")
         assert ["The port is 6543."] == texts_of(memory.recall("port"))
-        assert log.counters["memory_embed_failed"] > before
+        assert log.counters["memory_embed_failed"] == before + 2
         embed.fail = False
-        memory.recall("port")
+        assert ["The port is 6543."] == texts_of(memory.recall("port"))
+        assert 0 == len(memory._known[""].vectors)
         memory.flush()
-        assert memory.recall("ports")[0].score > 0.3
+        assert ["The port is 6543."] == texts_of(memory.recall("port"))
         assert 1 == len(memory._known[""].vectors)
 
 

@@ -10,7 +10,7 @@ import asyncio
 import os
 import warnings
 from collections.abc import Callable, Collection, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 _NUMBER: dict[str, int] = {kind: number for number, kind in enumerate(KINDS)}
 MAX_QUEUE_CHARS = 64_000_000
-_REEMBED = 256
+_TOGETHER = 256
 
 
 def default_path() -> Path:
@@ -79,6 +79,7 @@ class Memory:
         self._passage_chars = passage_chars
         self._clock = clock or SystemClock()
         self._known: dict[str, _Known] = {}
+        self._embedding_again = False
         self._queue: Queue[table.Entry | _Reembed] = Queue(
             self._write, name="agentkv-memory", max_entries=max_queue, max_chars=MAX_QUEUE_CHARS
         )
@@ -209,11 +210,11 @@ class Memory:
         vector = self._vector(query)
         pool = (4 * k + 24) * (4 if tags else 1)
         with self._database.reading() as connection:
-            vectors = self._vectors(connection, space)
             weighed, searched = table.weights(connection, query)
             candidates = set(table.by_words(connection, space, searched, pool))
             cosines: dict[int, float] = {}
-            if vectors is not None and vector is not None and len(vector) == vectors.dimensions:
+            vectors = self._vectors(connection, space, len(vector)) if vector is not None else None
+            if vectors is not None and vector is not None:
                 candidates |= {found for found, _ in vectors.nearest(vector, pool, _numbers(kinds))}
                 cosines = vectors.cosines(vector, candidates)
             covered = table.coverage(connection, weighed, candidates)
@@ -228,23 +229,22 @@ class Memory:
             return None
         return vector
 
-    def _vectors(self, connection: sqlite3.Connection, space: str) -> Vectors | None:
+    def _vectors(self, connection: sqlite3.Connection, space: str, dimensions: int) -> Vectors:
         """The vectors of `space`, brought up to date with what any process wrote. Under the reader's lock."""
         state, removals = self._database.state(connection), table.changed(connection)
         known = self._known.get(space)
-        if known is not None and known.state == state and known.connection is connection:
-            return known.vectors
-        if known is None or known.removals != removals or known.connection is not connection:
-            known = _Known(connection=connection, removals=removals)
-        new = table.vectors_after(connection, space, known.last)
-        stale = [row[0] for row in new if row[2] != self._embedder or row[3] is None]
-        if stale:
-            for at in range(0, len(stale), _REEMBED):
-                self._queue.put(_Reembed(passages=tuple(stale[at : at + _REEMBED])), 0)
-        known.add([row for row in new if row[2] == self._embedder and row[3] is not None])
-        known.last = new[-1][0] if new else known.last
-        known.state = state
+        if known is None or (known.connection, known.removals, known.vectors.dimensions) != (
+            connection,
+            removals,
+            dimensions,
+        ):
+            known = _Known(connection=connection, removals=removals, vectors=Vectors(dimensions))
+        if known.state != state:
+            known.add(table.vectors_after(connection, space, known.last), self._embedder)
+            known.state = state
         self._known[space] = known
+        if known.stale and not self._embedding_again:
+            self._embedding_again = self._queue.put(_Reembed(passages=tuple(known.stale)), 0)
         return known.vectors
 
     def _write(self, batch: Sequence[table.Entry | _Reembed]) -> None:
@@ -258,7 +258,7 @@ class Memory:
             if isinstance(entry, table.Entry)
             for piece in cut(clean(entry.text), self._passage_chars)
         )
-        while chunk := [entry for entry, _ in zip(passages, range(_REEMBED), strict=False)]:
+        while chunk := [entry for entry, _ in zip(passages, range(_TOGETHER), strict=False)]:
             self._store(chunk)
 
     def _store(self, entries: list[table.Entry]) -> None:
@@ -289,14 +289,18 @@ class Memory:
 
     def _embed_again(self, passages: tuple[int, ...]) -> None:
         """Give passages that another embedding (or none) was stored with a vector of this one."""
-        with self._database.reading() as connection:
-            found = table.texts(connection, passages)
-        vectors = self._embedded([text for _, text in found])
-        if None in vectors:
-            return
-        with self._database.writing() as connection:
-            for (passage, _), vector in zip(found, vectors, strict=True):
-                table.set_vector(connection, passage, self._embedder, vector)
+        try:
+            for at in range(0, len(passages), _TOGETHER):
+                with self._database.reading() as connection:
+                    found = table.texts(connection, passages[at : at + _TOGETHER])
+                vectors = self._embedded([text for _, text in found])
+                if None in vectors:
+                    return  # a later recall tries again
+                with self._database.writing() as connection:
+                    for (passage, _), vector in zip(found, vectors, strict=True):
+                        table.set_vector(connection, passage, self._embedder, vector)
+        finally:
+            self._embedding_again = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -310,19 +314,23 @@ class _Known:
 
     connection: sqlite3.Connection
     removals: int
+    vectors: Vectors
     state: tuple[int, int] = (-1, -1)
     last: int = 0
-    vectors: Vectors | None = None
+    stale: list[int] = field(default_factory=list)
+    """Passages whose vector is missing or another embedding's."""
 
-    def add(self, new: Sequence[tuple[int, str, str, bytes | None]]) -> None:
-        if not new:
-            return
+    def add(self, new: Sequence[tuple[int, str, str, bytes | None]], embedder: str) -> None:
+        """Take in rows with greater ids than those before."""
         import numpy as np
 
-        rows = np.stack([np.frombuffer(vector or b"", dtype="<f2") for _, _, _, vector in new]).astype(np.float32)
-        if self.vectors is None:
-            self.vectors = Vectors(rows.shape[1])
-        self.vectors.add([row[0] for row in new], _numbers(row[1] for row in new), rows)
+        size_bytes = 2 * self.vectors.dimensions
+        good = [row for row in new if row[2] == embedder and row[3] is not None and len(row[3]) == size_bytes]
+        self.last = new[-1][0] if new else self.last
+        self.stale += sorted({row[0] for row in new} - {row[0] for row in good})
+        joined = b"".join(row[3] or b"" for row in good)
+        rows = np.frombuffer(joined, dtype="<f2").reshape(len(good), self.vectors.dimensions).astype(np.float32)
+        self.vectors.add([row[0] for row in good], _numbers(row[1] for row in good), rows)
 
 
 def _numbers(kinds: Iterable[str]) -> list[int]:

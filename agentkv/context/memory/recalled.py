@@ -76,11 +76,11 @@ def best(rows: Iterable[Any], cosines: Mapping[Any, float], covered: Mapping[Any
     """The `k` rows of the greatest scores: cosine and coverage, weighed. Equal texts of two kinds count once.
 
     A weighted sum and not a fusion of ranks: a rank says nothing about whether the best one is any good, and that is
-    what the decision to inject needs. Without vectors the words count alone.
+    what the decision to inject needs. Where a passage has no vector (yet) its words count alone.
     """
-    share = VECTOR_SHARE if cosines else 0.0
     found: dict[str, Recalled] = {}
     for row in rows:
+        share = VECTOR_SHARE if row.id in cosines else 0.0
         score = share * max(0.0, cosines.get(row.id, 0.0)) + (1 - share) * covered.get(row.id, 0.0)
         if row.text not in found or found[row.text].score < score:
             found[row.text] = Recalled(
