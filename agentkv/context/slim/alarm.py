@@ -20,7 +20,7 @@ ALARM = re.compile(
 NO_ALARM = re.compile(r"(?i)\b(?:0|no|zero|without)\s+(?:\w+\s+)?(?:errors?|failures?|failed|exceptions?|conflicts?)\b")
 WARNING = re.compile(r"(?i)\bwarn(?:ing|ings|s)?\b(?![\w/-]|\.\w)|\bdeprecat(?:ed|ion)\b|[a-z]Warning\b|\bvulnerabilit")
 SUMMARY = re.compile(
-    r"(?i)^\W*(?:(?:in )?total\b|summary\b|successfully \w+|finished\b|completed\b|build (?:succe|fail)|tests? run|ran \d+ test"
+    r"(?i)^\W*(?:(?:in )?total\b|summary\b|successfully \w+|finished\b|completed\b|saved\b|downloaded\b|wrote\b|build (?:succe|fail)|tests? run|ran \d+ test"
     r"|test (?:suites|result)|real\s+\d+m|exit(?:ed)? (?:code|status|with)|process exited|duration\b|elapsed\b"
     r"|(?:added|removed|changed|audited|installed|updated) \d+ )"
     r"|\b\d[\d,]* (?:passed|failed|skipped|errors?|failures?|warnings?|tests?|problems?|insertions|deletions|vulnerabilities)\b"
@@ -34,7 +34,7 @@ COARSE = (
 )
 """Words to look for where looking at each line would take too long."""
 
-_MASK = re.compile(r"0x[0-9a-fA-F]+|\b[0-9a-f]{7,64}\b|\d+(?:[.,:]\d+)*")
+_MASK = re.compile(r"0x[0-9a-fA-F]+|\b[0-9a-f]{7,64}\b|\d+(?:[.,:]\d+)*|[#=*._>\u2500-\u259f-]{3,}|\s{2,}")
 
 
 def is_alarm(line: str) -> bool:
@@ -45,8 +45,8 @@ def is_alarm(line: str) -> bool:
 
 
 def mask(line: str) -> str:
-    """`line` with numbers, hex and times as "#": two lines with one mask say the same of different things."""
-    return _MASK.sub("#", line)
+    """`line` with numbers, hex, times and bars as "#": two lines with one mask say the same of different things."""
+    return _MASK.sub("#", line).replace("##", "#").replace("# #", "#")
 
 
 def hits(text: str, words: tuple[str, ...] = COARSE, *, each: int = 60) -> Iterator[int]:

@@ -26,7 +26,7 @@ _COARSE = re.compile("|".join(map(re.escape, COARSE)))
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f]+")
 _SURROGATE = re.compile("[\ud800-\udfff]+")
 _PAIR = re.compile("[\ud800-\udbff][\udc00-\udfff]")
-_JSON_ENDS = re.compile(r"^[\[{\"\s].?\Z", re.DOTALL)
+_GLANCE = 64
 _OVERWRITTEN = re.compile(r"(?m)^[^\n]*\r")
 
 
@@ -42,12 +42,16 @@ def storable(text: str) -> str:
 def clean(text: str) -> str:
     """What a terminal would finally show of `text`. Linear in its length; never raises; a clean text stays as it is."""
     text = storable(text)
-    if "\r" in text and _JSON_ENDS.search(text[:1] + text[-1:]) and "\x1b" not in text and "\b" not in text:
+    if "\r" in text and _json_like(text) and "\x1b" not in text and "\b" not in text:
         text = text.replace("\r", "\n")  # in JSON a carriage return is a blank
     if "\x1b" in text or "\r" in text or "\b" in text:
         text = _screen(text)
     text = _CONTROL.sub("", text)
     return "\n".join(map(str.rstrip, text.split("\n"))).rstrip("\n")
+
+
+def _json_like(text: str) -> bool:
+    return text[:_GLANCE].lstrip()[:1] in {"{", "["} and text[-_GLANCE:].rstrip()[-1:] in {"}", "]"}
 
 
 def lines_of(clean_text: str) -> list[str]:

@@ -42,6 +42,8 @@ class _State:
     in_hunk: bool = False
     changed: int = 0
     message: int = 0
+    commits: list[tuple[int, int]] = field(default_factory=list)
+    """Where each commit's line and the first line of its message are (-1: no message)."""
     people: set[str] = field(default_factory=set)
 
 
@@ -58,7 +60,10 @@ def diff(text: str, budget: int) -> str | None:
     told, ranks = list(lines), [FILLER] * len(lines)
     state = _State()
     for at, line in enumerate(lines):
-        ranks[at], told[at] = _head(at, line, state) or _body(line, state)
+        ranks[at], told[at] = _head(at, line, state) or _body(at, line, state)
+    for at, message_at in state.commits:
+        if message_at >= 0:
+            ranks[at], told[message_at] = NOISE, f"{told[at][7:16]} {told[message_at].strip()}"
     for file in state.files:
         told[file.at] = f"{file.path}{file.kind} +{file.added} -{file.removed}"
     for at, line in enumerate(lines):  # one unchanged line at each side of a change
@@ -74,20 +79,21 @@ def _head(at: int, line: str, state: _State) -> tuple[int, str] | None:
     commit = _COMMIT.match(line)
     if commit is not None:
         state.file, state.in_hunk, state.message = None, False, 0
+        state.commits.append((at, -1))
         return MUST, f"commit {commit[1]}{commit[2]}"
     file = _FILE.match(line)
     if file is not None:
         path = file[2] if file[1] == file[2] else f"{file[1]} => {file[2]}"
         state.file, state.in_hunk = _File(at, path), False
         state.files.append(state.file)
-        return MUST, line
+        return MATTER, line
     if _HUNK.match(line):
         state.in_hunk, state.changed = True, 0
         return CONTEXT, line
     return None
 
 
-def _body(line: str, state: _State) -> tuple[int, str]:
+def _body(at: int, line: str, state: _State) -> tuple[int, str]:
     if state.in_hunk:
         return _change(line, state)
     kind, stat = _KIND.match(line), _STAT.match(line)
@@ -103,6 +109,8 @@ def _body(line: str, state: _State) -> tuple[int, str]:
         return MATTER, f" {stat[1]} | {stat[2]}{stat[3] if stat[2] == 'Bin' else ''}"
     if line.startswith("    "):
         state.message += 1
+        if state.message == 1 and state.commits:
+            state.commits[-1] = (state.commits[-1][0], at)
         return MUST if state.message <= _LONG_MESSAGE else CONTEXT, line[2:]
     return CONTEXT, line
 

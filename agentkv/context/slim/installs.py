@@ -6,7 +6,7 @@ import re
 
 from agentkv.context.slim.alarm import SUMMARY, WARNING, is_alarm
 from agentkv.context.slim.clean import lines_of
-from agentkv.context.slim.logs import MANY_CHARS
+from agentkv.context.slim.logs import MANY_CHARS, fold_repeats
 from agentkv.context.slim.pick import CONTEXT, EDGE, MATTER, MUST, NOISE, render
 
 _COMMAND = re.compile(
@@ -55,6 +55,7 @@ def install(text: str, budget: int) -> str | None:
         more = f" and {len(names) - _MANY_FETCHED} more" if len(names) > _MANY_FETCHED else ""
         told[first] = f"packages: {' '.join(list(names)[:_MANY_FETCHED])}{more}"
         ranks[first] = CONTEXT
+    told, ranks = fold_repeats(told, ranks)
     return render(told, ranks, budget)
 
 

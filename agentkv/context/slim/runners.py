@@ -6,7 +6,7 @@ Knows pytest in every verbosity, and by their passing lines unittest, jest, moch
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 
 from agentkv.context.slim.alarm import SUMMARY, WARNING, is_alarm
 from agentkv.context.slim.clean import lines_of
@@ -48,9 +48,11 @@ def pytest_run(text: str, budget: int) -> str | None:
     lines = lines_of(text)
     told = list(lines)
     ranks = [NOISE] * len(lines)
-    named = {line.split(" ")[1] for line in lines if _FAILED.match(line)}
+    named = {line.split(" ")[1]: at for at, line in enumerate(lines) if _FAILED.match(line)}
+    by_name = {name.partition("::")[2].replace("::", "."): name for name in named}
     explained = any(line.startswith("E  ") for line in lines)
     section, errors = _STARTS, 0
+    told_above: set[int] = set()
     for at, line in enumerate(lines):
         header = _SECTION.match(line)
         if header is not None:
@@ -60,6 +62,14 @@ def pytest_run(text: str, budget: int) -> str | None:
         elif section in {"FAILURES", "ERRORS"}:
             errors = 0 if _TEST.match(line) else errors + line.startswith("E")
             ranks[at], told[at] = _failure(line, errors)
+            name = (
+                by_name.get(told[at].rpartition(" ")[2]) if ranks[at] == MUST and told[at].startswith("__ ") else None
+            )
+            if name is not None:
+                told[at] = told[named[name]] = lines[named[name]].split(" - ")[0]
+                told_above.add(named[name])
+        elif at in told_above:
+            continue
         elif _FAILED.match(line):
             ranks[at], told[at] = MUST, line.split(" - ")[0] if explained else line
         else:
@@ -84,7 +94,7 @@ def _failure(line: str, errors: int) -> tuple[int, str]:
     return MATTER if _PLACE.match(line) or is_alarm(line) else CONTEXT, line
 
 
-def _other(line: str, section: str, named: set[str]) -> int:
+def _other(line: str, section: str, named: Container[str]) -> int:
     """Rank of a line outside of failures' reports."""
     result = _RESULT.match(line)
     if result is not None:
