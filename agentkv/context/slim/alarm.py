@@ -20,7 +20,7 @@ ALARM = re.compile(
 NO_ALARM = re.compile(r"(?i)\b(?:0|no|zero|without)\s+(?:\w+\s+)?(?:errors?|failures?|failed|exceptions?|conflicts?)\b")
 WARNING = re.compile(r"(?i)\bwarn(?:ing|ings|s)?\b(?![\w/-]|\.\w)|\bdeprecat(?:ed|ion)\b|[a-z]Warning\b|\bvulnerabilit")
 SUMMARY = re.compile(
-    r"(?i)^\W*(?:(?:in )?total\b|summary\b|successfully \w+|finished\b|completed\b|saved\b|downloaded\b|wrote\b|build (?:succe|fail)|tests? run|ran \d+ test"
+    r"(?i)^\W{0,40}(?:(?:in )?total\b|summary\b|successfully \w+|finished\b|completed\b|saved\b|downloaded\b|wrote\b|build (?:succe|fail)|tests? run|ran \d+ test"
     r"|test (?:suites|result)|real\s+\d+m|exit(?:ed)? (?:code|status|with)|process exited|duration\b|elapsed\b"
     r"|(?:added|removed|changed|audited|installed|updated) \d+ )"
     r"|\b\d[\d,]* (?:passed|failed|skipped|errors?|failures?|warnings?|tests?|problems?|insertions|deletions|vulnerabilities)\b"

@@ -32,7 +32,7 @@ _OVERWRITTEN = re.compile(r"(?m)^[^\n]*\r")
 
 def storable(text: str) -> str:
     """`text` with surrogate pairs joined and lone ones as U+FFFD: what UTF-8 and every checkpoint can hold."""
-    if _SURROGATE.search(text) is None:
+    if text.isascii() or _SURROGATE.search(text) is None:
         return text
     if _PAIR.search(text) is not None:
         text = text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "surrogatepass")
@@ -87,7 +87,7 @@ def _redrawn(lines: list[str], *, alarming: bool) -> list[str]:
     """Lines that a later line went back up to are gone, unless they tell of a failure."""
     shown: list[str] = []
     for line in lines:
-        up = _UP.search(line)
+        up = _UP.search(line) if "\x1b" in line else None
         if up is not None:
             above = min(int(up[1] or 1), len(shown))
             kept = [old for old in shown[len(shown) - above :] if _COARSE.search(old)] if alarming else []

@@ -28,7 +28,7 @@ _SOFT_LEAST = 80
 _REPEATS = 3
 
 _FRAME = re.compile(
-    r"^\s+(?:File \"[^\"]*\", line \d+|at \S.*[(:]|\d+:\s+(?:0x)?\w|#\d+ )|^\s+at \S+|^goroutine \d+|^\s+\S+\.(?:go|rs):\d+"
+    r"^\s{1,40}(?:File \"[^\"]*\", line \d+|at \S.*[(:]|\d+:\s+(?:0x)?\w|#\d+ )|^\s{1,40}at \S+|^goroutine \d+|^\s{1,40}\S+\.(?:go|rs):\d+"
 )
 _FOREIGN = re.compile(
     r"site-packages|dist-packages|/lib/python\d|<frozen |node_modules|node:internal|internal/|\bjava\.|\bjavax\.|\bsun\."

@@ -148,14 +148,12 @@ class Slimmer:
 
     def _slimmed(self, text: str, tool: str, command: str) -> Slimmed:
         limit = self._tool_tokens.get(tool, self._max_tokens)
-        as_it_came = storable(text)
-        if tool in self._untouched:
-            return self._as_is(as_it_came, "untouched")
-        if tool == READER and len(text) <= ANSWER_CHARS + NOTE_CHARS:
-            return self._as_is(as_it_came, "read again")
-        if is_marked(text) and self._measured(as_it_came, limit)[1]:
-            return self._as_is(as_it_came, "marked")
-        whole = tidy(as_it_came, tool, command)
+        if tool in self._untouched or (tool == READER and len(text) <= ANSWER_CHARS + NOTE_CHARS):
+            return self._as_is(storable(text), "untouched")
+        whole = clean(text)
+        if is_marked(whole) and self._measured(whole, limit)[1]:
+            return self._as_is(whole, "marked")
+        whole = tidied(whole, tool, command)
         tokens, fits = self._measured(whole, limit)
         if fits and tokens <= self._small_tokens:
             return self._as_is(whole, "small" if whole == text else "clean", raw=text)
@@ -189,7 +187,7 @@ class Slimmer:
             body = rule.apply(output.whole, budget)
             if body is None:
                 return None
-            short = self._marked(storable(body), rule, output)
+            short = self._marked(body, rule, output)
             kept, fits = self._measured(short, output.limit)
             if fits:
                 return short if not output.fits or kept <= output.tokens * _WORTH else None
@@ -211,6 +209,7 @@ class Slimmer:
         return short if self._measured(short, output.limit)[1] else _LAST_RESORT
 
     def _marked(self, body: str, rule: Rule, output: _Output) -> str:
+        body = clean(body)
         if looks_like_json(body) and jsons.is_json(body) and jsons.is_json(output.whole):
             note = f"{max(0, len(output.whole) - len(body))} of {len(output.whole)} characters left out"
             return with_marker_inside(body, note, output.handle)
@@ -297,11 +296,10 @@ class _Output:
     handle: str | None
 
 
-def tidy(text: str, tool: str, command: str) -> str:
-    """`text` after what loses nothing: clean, JSON without blanks unless a file's own text was asked for, line numbers
-    of a file without padding.
+def tidied(whole: str, tool: str, command: str) -> str:
+    """A clean text after what else loses nothing: JSON without blanks unless a file's own text was asked for, line
+    numbers of a file without padding.
     """
-    whole = clean(text)
     if numbered(command):
         return unpadded(whole)
     if not verbatim(tool, command) and looks_like_json(whole):
