@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from agentkv.policy import make_rules
 from agentkv.policy.rules import Rules
-from agentkv.policy.schedule import program_order
+from agentkv.policy.schedule import program_order, without_loss
 from agentkv.sim.costs import Costs
 from agentkv.sim.embedded import Embedded
 from agentkv.sim.steptimes import calibrated, gusty, unevenness
@@ -115,9 +115,10 @@ def replay(record: Record, costs: Costs, *, pace: Pace = steady) -> Side:
 
 
 def rules_of(record: Record) -> Rules:
-    """The record's policy, under which the embedded engine runs in program order whatever it says."""
+    """The record's policy. The embedded engine runs in program order and holds tasks back by itself, whatever it says."""
     options = dict(record.policy)
-    return replace(make_rules(str(options.pop("name", "")), **options), turn_key=program_order)
+    rules = make_rules(str(options.pop("name", "")), **options)
+    return replace(rules, turn_key=program_order, admit=without_loss)
 
 
 def workload_of(record: Record) -> Workload:

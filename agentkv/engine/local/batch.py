@@ -3,8 +3,8 @@
 Covers: admission by memory, chunked prefill mixed with decode, restores, preemption. Does not cover: the forward
 (`runner.py`), tokens (`sampler.py`, `answer.py`), tiers (`kv/`). Used by the engine's thread only; no tensors here.
 
-Nobody waits while holding what others need: a sequence gets all blocks of its prompt or none. When a running one
-cannot grow, the youngest is sent back to the queue; its full blocks stay in the index, so it usually gets them back.
+Nobody waits while holding what others need: a sequence gets all blocks of its prompt or none, and only while others run
+may a policy keep it outside (`admission.py`). When a running one cannot grow, the youngest is sent back to the queue; its full blocks stay in the index, so it usually gets them back.
 """
 
 from __future__ import annotations
@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from agentkv.clock import Clock
+from agentkv.core.residency import Tier
+from agentkv.engine.local.admission import Admission
 from agentkv.engine.local.runner import Span
 from agentkv.engine.local.sequence import Sequence, blocks_for, in_order
 from agentkv.kv.geometry import BLOCK_TOKENS
@@ -43,6 +45,11 @@ class Batch:
         self.loading: list[Sequence] = []
         self.running: list[Sequence] = []
         self.preemptions = 0
+        kv = tiers.stats()
+        sizes = {tier: (kv[tier.name.lower()] or {}).get("blocks", 0) for tier in (Tier.HOST, Tier.DISK)}
+        self.admission = Admission(
+            {Tier.DEVICE: tiers.num_blocks, **sizes}, block_bytes=tiers.geometry.block_bytes, clock=clock
+        )
         self._tiers = tiers
         self._clock = clock
         self._chunk_tokens = chunk_tokens
@@ -60,10 +67,14 @@ class Batch:
         """Start what may run now: loads that have ended, then the queue in order while there is room."""
         self._collect()
         short = False
+        admitted = self.admission.gate(self.everyone()) if self.waiting else None
         for sequence in in_order(self.waiting):
             if len(self.running) + len(self.loading) >= self._max_batch:
                 break
             if self._computed_soon(sequence):
+                continue
+            if admitted is not None and not admitted(sequence, bool(self.running or self.loading)):
+                short = True
                 continue
             if not self._seat(sequence):
                 short = True
@@ -293,6 +304,7 @@ class Batch:
         session, keys = sequence.session, sequence.keys[: sequence.committed]
         if sequence.tail is not None:
             keys.append(sequence.tail)
+        self.admission.note(sequence)
         self._tiers.hold(
             session.key,
             session.task,

@@ -38,6 +38,7 @@ from agentkv.kv.index import root_key
 from agentkv.kv.streams import Streams
 from agentkv.kv.tiers import Tiers
 from agentkv.log import failed
+from agentkv.policy.schedule import Admit
 
 _RETRY_S = 0.02  # longest sleep while somebody waits; `on_room` usually wakes us earlier
 _SAVE_S = 60.0  # the longest that `close` writes what is to be kept
@@ -181,18 +182,25 @@ class LocalEngine:
         self, session: str, at_s: float | None, forecast: Forecast | None = None, started_s: float | None = None
     ) -> None:
         self.tiers.expect(session, at_s, forecast, started_s)
+        self._batch.admission.expect(session, forecast, started_s)
 
     def rank_by(self, rank: Callable[[Any, float], tuple[float, ...]]) -> None:
         self.tiers.rank_by(rank)
+
+    def admit_by(self, admit: Admit) -> None:
+        """Have a policy's rule say which calls wait outside while memory is short; `without_loss` unless told."""
+        self._batch.admission.admit = admit
 
     def finish_task(self, task: str) -> None:
         self._refuse_in_a_child()
         for session in self._sessions.finish(task):
             self._restores.forget(session)
+            self._batch.admission.forget(session)
         self.tiers.drop_task(task)
 
     def _forget(self, session: str) -> None:
         self._restores.forget(session)
+        self._batch.admission.forget(session)
         self.tiers.drop(session)
 
     def close(self) -> None:

@@ -1,0 +1,98 @@
+"""Admission: which queued calls wait outside, so that whole tasks pause rather than all of them lose their contexts.
+
+Covers what each session claims (its blocks, its place, what it waits for) and the question to a policy's rule
+(`policy/schedule.py`). Does not cover seats (`batch.py`) nor blocks (`kv/`): it reckons with sizes only, so a context that
+shares blocks with others counts whole. Thread-safe: waits are told from any thread.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from agentkv.clock import Clock
+from agentkv.core.forecast import Forecast
+from agentkv.core.residency import Tier
+from agentkv.engine.local.sequence import Sequence, blocks_for
+from agentkv.policy.schedule import Admit, Claims, Demand, Place, always, competes, without_loss
+
+
+@dataclass(slots=True, eq=False)
+class Claim:
+    """One session's context: an `Awaited` of the policies, with its size and its place in program order."""
+
+    place: Place
+    blocks: int
+    used_s: float
+    wait_started_s: float
+    forecast: Forecast | None = None
+
+
+class Admission:
+    """What each tier holds, in blocks. `admit` may be set at any time; `always`: nobody waits outside."""
+
+    def __init__(self, blocks: dict[Tier, int], *, block_bytes: int, clock: Clock) -> None:
+        self.admit: Admit = without_loss
+        self._tiers = blocks
+        self._block_bytes = block_bytes
+        self._clock = clock
+        self._claims: dict[str, Claim] = {}
+        self._lock = threading.Lock()
+
+    def note(self, sequence: Sequence) -> None:
+        """The session's context is what the sequence has computed."""
+        now_s = self._clock.now_s()
+        claim = Claim(sequence.rank[:2], blocks_for(sequence.computed), now_s, now_s)
+        with self._lock:
+            self._claims[sequence.session.key] = claim
+
+    def expect(self, session: str, forecast: Forecast | None, started_s: float | None) -> None:
+        """The session waits since `started_s`, for what the forecast says."""
+        with self._lock:
+            claim = self._claims.get(session)
+            if claim is not None:
+                claim.forecast = forecast
+                claim.wait_started_s = self._clock.now_s() if started_s is None else started_s
+
+    def forget(self, session: str) -> None:
+        """The session is over."""
+        with self._lock:
+            self._claims.pop(session, None)
+
+    def gate(self, here: Iterable[Sequence]) -> Callable[[Sequence, bool], bool]:
+        """Ask `gate(...)(sequence, busy)`: may the queued call have a seat? `here`: all calls, `busy`: some have one.
+
+        Answers hold for one round: claims are added up once, and only if all of them together would be too many.
+        """
+        if self.admit is always:
+            return lambda sequence, busy: True  # noqa: ARG005
+        calls = {one.session.key: one for one in here}
+        with self._lock:
+            away = [(key, claim) for key, claim in self._claims.items() if key not in calls]
+        present = [(one.rank[:2], blocks_for(len(one.ids) + 1)) for one in calls.values()]
+        everything = sum(size for _, size in present) + sum(claim.blocks for _, claim in away)
+        found: list[Claims] = []
+
+        def admitted(sequence: Sequence, busy: bool) -> bool:
+            if not busy or self.admit(self._demand(sequence, everything)):
+                return True
+            if not found:
+                now_s = self._clock.now_s()
+                soon = ((c.place, c.blocks) for _, c in away if competes(c, now_s, is_here=False))
+                found.append(Claims((*present, *soon)))
+            return self.admit(self._demand(sequence, found[0].before(sequence.rank[:2])))
+
+        return admitted
+
+    def _demand(self, sequence: Sequence, ahead: float) -> Demand:
+        size = self._block_bytes
+        return Demand(
+            own_bytes=blocks_for(len(sequence.ids) + 1) * size,
+            ahead_bytes=ahead * size,
+            device_bytes=self._tiers[Tier.DEVICE] * size,
+            host_bytes=self._tiers[Tier.HOST] * size,
+            disk_bytes=self._tiers[Tier.DISK] * size,
+            busy=True,
+            started=sequence.session.computed_tokens > 0,
+        )
