@@ -59,7 +59,7 @@ _COMMANDS = st.sampled_from(
 )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(text=_TEXTS, command=_COMMANDS, limit=st.sampled_from((64, 90, 200, 1500)), small=st.sampled_from((0, 60, 160)))
 def test_any_text_is_bounded_and_stays_when_it_comes_again(text, command, limit, small):
     """No text raises; what comes out is within the limit, marker included, and is its own slimmed form."""
@@ -73,7 +73,7 @@ def test_any_text_is_bounded_and_stays_when_it_comes_again(text, command, limit,
         assert text == slim.outputs.raw(once.handle)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(value=_JSON, indent=st.sampled_from((None, 2)), limit=st.sampled_from((64, 120, 400)), ascii_only=st.booleans())
 def test_json_stays_json_within_the_bound(value, indent, limit, ascii_only):
     """At the top level it is the same kind of value, whatever is left out."""
@@ -89,7 +89,7 @@ def test_json_stays_json_within_the_bound(value, indent, limit, ascii_only):
         assert json.loads(text.encode("utf-8", "replace")) == json.loads(once.text.encode("utf-8", "replace"))
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(text=_TEXTS)
 def test_a_clean_text_is_its_own_clean_form(text):
     """So a line has the same number for whoever slims and for whoever reads."""

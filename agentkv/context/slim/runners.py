@@ -89,7 +89,7 @@ def _failure(line: str, errors: int) -> tuple[int, str]:
         return MATTER, f"> {line[1:].strip()}"
     if captured is not None:
         return CONTEXT, f"-- {captured[1]}"
-    if not line or line[0].isspace() or set(line) <= set("_ -="):
+    if not line or line[0].isspace() or line.startswith("self = <") or set(line) <= set("_ -="):
         return NOISE, line
     return MATTER if _PLACE.match(line) or is_alarm(line) else CONTEXT, line
 
