@@ -31,6 +31,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--json", action="store_true", help="print only the JSON object")
     parser.add_argument("--table", action="store_true", help="print the comparison as markdown and nothing else")
+    parser.add_argument("--all", action="store_true", help="with --table: every setting that was tried")
     parser.add_argument("--quick", action="store_true", help="with --table: the 40-step loop alone")
     args = parser.parse_args()
     structlog.configure(logger_factory=structlog.PrintLoggerFactory(sys.stderr))
@@ -38,7 +39,8 @@ def main() -> None:
     played = loops()
     if args.table:
         for loop in played[: 1 if args.quick else 2]:
-            print(table(loop, compared(loop)))
+            runs_ = compared(loop)
+            print(table(loop, runs_ if args.all else telling(runs_, _limit(loop.name, runs_))))
         return
     short, long = played
     say(args, "driving everybody through the 40-step loop ...")
@@ -75,7 +77,7 @@ def figures(short: list[Run], long: list[Run]) -> dict[str, Any]:
     result: dict[str, Any] = {}
     for name, all_runs in (("40", short), ("120", long)):
         nothing = next(run for run in all_runs if run.name == NOTHING)
-        limit = nothing.peak_tokens // 2 if name == "40" else 2 * ANCHOR_TOKENS
+        limit = _limit(nothing.loop, all_runs)
         rivals = [run for run in all_runs if run.name != OURS]
         mine = best([run for run in all_runs if run.name == OURS], limit if name == "40" else ANCHOR_TOKENS)
         rival, any_rival = best(rivals, limit), best(rivals, nothing.peak_tokens)
@@ -107,6 +109,24 @@ def best(candidates: list[Run], limit: int) -> Run:
     if not within:
         return min(usable, key=lambda run: run.peak_tokens)
     return min(within, key=lambda run: run.uncached_tokens)
+
+
+def _limit(loop: str, all_runs: list[Run]) -> int:
+    """The most that a request of the others may have in this loop."""
+    nothing = next(run for run in all_runs if run.name == NOTHING)
+    return nothing.peak_tokens // 2 if loop.startswith("40") else 2 * ANCHOR_TOKENS
+
+
+def telling(all_runs: list[Run], limit: int) -> list[Run]:
+    """Of each contestant: its default (the first), the best within the limit, and the best without one."""
+    rows: list[Run] = []
+    for name in dict.fromkeys(run.name for run in all_runs):
+        tried = [run for run in all_runs if run.name == name]
+        usable = [run for run in tried if run.usable]
+        shown = [tried[0]]
+        shown += [best(usable, limit), best(usable, max(run.peak_tokens for run in usable))] if usable else []
+        rows += [run for run in tried if run in shown or run.name == OURS]
+    return rows
 
 
 def table(loop: Loop, all_runs: list[Run]) -> str:
