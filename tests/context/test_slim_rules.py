@@ -309,7 +309,18 @@ def test_a_files_text_stays_as_it_is_while_it_fits():
     text = '{\n  "name": "shop",\n' + "".join(f'  "src/a.py:{n}:x": [1, 2],\n' for n in range(30)) + '  "end": 1\n}'
     assert text == slim(text, command="cat package.json").text
     assert text == slim(text, tool="read_file").text
+    assert text == slim(text, command="cat").text
     assert text != slim(text, command="curl x").text
+
+
+def test_where_only_a_word_of_the_command_is_known_the_text_decides():
+    """`sed -i ... && git diff` is known as "sed", `cat run.log` as "cat"."""
+    assert "diff" == slim(DIFF, command="sed", small_tokens=60).rule
+    assert "pytest" == slim(PYTEST, command="cat").rule
+    assert DIFF.rstrip() == slim(DIFF, command="cat my.patch", small_tokens=60).text
+    lines = [f"{n} something was done to {chr(97 + n % 26)}" for n in range(3000)]
+    lines[1500] = "1500 ERROR it was not done"
+    assert "1500 ERROR it was not done" in slim("\n".join(lines), command="cat").text
 
 
 def test_a_long_file_keeps_what_it_defines():

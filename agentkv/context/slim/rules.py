@@ -5,13 +5,13 @@ from __future__ import annotations
 from agentkv.context.slim import builds, diffs, installs, jsons, listings, logs, runners
 from agentkv.context.slim.jsontext import looks_like_json
 from agentkv.context.slim.rule import Rule, SlimRules
-from agentkv.context.slim.verbatim import outline, verbatim
+from agentkv.context.slim.verbatim import is_file, outline
 
 
 def default_rules() -> SlimRules:
     """The built-in rules. The last one matches every text."""
     return SlimRules(
-        Rule(name="file", matches=lambda tool, command, _text: verbatim(tool, command), apply=outline, over_only=True),
+        Rule(name="file", matches=is_file, apply=outline, over_only=True),
         Rule(
             name="json", matches=lambda _tool, _command, text: looks_like_json(text), apply=jsons.thin, over_only=True
         ),

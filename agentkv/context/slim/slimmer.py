@@ -21,7 +21,7 @@ from agentkv.context.slim.marker import ANSWER_CHARS, NOTE_CHARS, READER, is_mar
 from agentkv.context.slim.pick import is_gap
 from agentkv.context.slim.rule import Rule, SlimRules
 from agentkv.context.slim.rules import default_rules
-from agentkv.context.slim.verbatim import numbered, unpadded, verbatim
+from agentkv.context.slim.verbatim import unpadded, verbatim
 from agentkv.errors import ConfigError
 from agentkv.log import count as count_event
 from agentkv.log import failed
@@ -300,11 +300,9 @@ def tidied(whole: str, tool: str, command: str) -> str:
     """A clean text after what else loses nothing: JSON without blanks unless a file's own text was asked for, line
     numbers of a file without padding.
     """
-    if numbered(command):
+    if verbatim(tool, command):
         return unpadded(whole)
-    if not verbatim(tool, command) and looks_like_json(whole):
-        return minified(whole) or whole
-    return whole
+    return (minified(whole) or whole) if looks_like_json(whole) else whole
 
 
 def _digest(*parts: str) -> bytes:
