@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from agentkv.context.slim import Slimmer
 
 Summarise = Callable[[Sequence[Message]], str]
+MIN_SLIM_TOKENS = 64
 UNKNOWN_WINDOW_TOKENS = 90_000
 """What a window is taken to be where nobody says: hosted models have more, but long prompts cost by the token."""
 
@@ -28,7 +29,7 @@ class Context:
 
     slim: bool | Slimmer = True
     """Tool outputs are made shorter once, when they first appear; a `Slimmer` of your own, or False."""
-    slim_tokens: int = 2000
+    slim_tokens: int = 1500
     """The most that one tool output may keep."""
     volatile: tuple[str, ...] = ()
     """Regular expressions for values in system messages that change from call to call (a clock): they are told behind
@@ -40,7 +41,9 @@ class Context:
     """Above this many tokens of prompt (a number up to 1: this share of the window) old turns are folded if it pays."""
     window_tokens: int | None = None
     """The model's context window; None: what the engine says."""
-    keep_last: int = 6
+    low_share: float = 0.3
+    """A fold goes down to this share of the mark, so that the next one is far away."""
+    keep_last: int = 4
     """So many of the last messages stay word for word."""
     max_payback_calls: float = 4.0
     """A fold breaks the prefix. It must have paid for that after so many calls."""
@@ -65,16 +68,23 @@ class Context:
     """Raw outputs older than this are removed."""
 
     def __post_init__(self) -> None:
-        if self.slim_tokens < 1 or self.summary_tokens < 1 or self.memory_tokens < 0 or self.keep_last < 0:
+        if (
+            self.slim_tokens < MIN_SLIM_TOKENS
+            or self.summary_tokens < 1
+            or self.memory_tokens < 0
+            or self.keep_last < 0
+        ):
             raise ConfigError(
                 f"Context: slim_tokens={self.slim_tokens}, summary_tokens={self.summary_tokens}, "
-                f"memory_tokens={self.memory_tokens}, keep_last={self.keep_last}: a token bound is 1 or more"
+                f"memory_tokens={self.memory_tokens}, keep_last={self.keep_last}: slim_tokens from {MIN_SLIM_TOKENS} on, the others from 1 and 0 on"
             )
         if not self.soft_mark > 0 or not self.max_payback_calls > 0 or not self.summary_timeout_s > 0:
             raise ConfigError(
                 f"Context: soft_mark={self.soft_mark}, max_payback_calls={self.max_payback_calls}, "
                 f"summary_timeout_s={self.summary_timeout_s} must be greater than 0"
             )
+        if not 0 < self.low_share <= 1:
+            raise ConfigError(f"Context: low_share={self.low_share} must be a share of the mark, above 0 and up to 1")
         if self.window_tokens is not None and self.window_tokens < 1:
             raise ConfigError(f"Context: window_tokens={self.window_tokens} is no window; give 1 or more")
         if isinstance(self.summarise, str) and self.summarise not in ("model", "extract"):

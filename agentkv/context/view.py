@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from agentkv.context.canonical import canonical_tools
 from agentkv.context.counter import Counter
 from agentkv.context.notebook import Notebook, chain
+from agentkv.context.outputs import Outputs
 from agentkv.context.repair import Repair
 from agentkv.context.slim import Slimmed, Slimmer
 from agentkv.context.summary import Fold, Folder, Proposal
@@ -24,7 +25,7 @@ _NOTABLE = ("user", "tool")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stages:
-    """What all views of one runtime share. None switches a stage off.
+    """What all views of one runtime share. None switches a stage off. `outputs` is where the slimmer keeps whole outputs.
 
     `command_of(arguments)` names the command in a tool call's JSON arguments, for the choice of a slimming rule.
     """
@@ -32,6 +33,7 @@ class Stages:
     counter: Counter
     notebook: Notebook
     slimmer: Slimmer | None = None
+    outputs: Outputs | None = None
     folder: Folder | None = None
     command_of: Callable[[str], str] = lambda _arguments: ""
 
@@ -47,10 +49,15 @@ class Slim:
 
 
 class View:
-    """One conversation. Not thread-safe."""
+    """One conversation. Not thread-safe.
 
-    def __init__(self, stages: Stages) -> None:
+    `scope` names whose it is: folds and notes are found again within one scope only, so that nobody reads what was told
+    to somebody else who happened to say the same.
+    """
+
+    def __init__(self, stages: Stages, *, scope: str = "") -> None:
         self._stages = stages
+        self._scope = scope.encode("utf-8", "surrogatepass")
         self._repair = Repair()
         self._calls: dict[str, ToolCall] = {}
         self.raw: tuple[Message, ...] = ()
@@ -89,7 +96,7 @@ class View:
             self._calls[call.id] = call
         if message.role == "tool" and self._stages.slimmer is not None:
             message, slim = self._slimmed(message, self._stages.slimmer)
-        digest = chain(self._digests[-1] if self._digests else b"", message)
+        digest = chain(self._digests[-1] if self._digests else self._scope, message)
         note = self._stages.notebook.note(digest)
         shown = message if note is None else _with_note(message, note)
         tokens = self._stages.counter.message(shown)
@@ -131,6 +138,11 @@ class View:
         """Look for a fold that was made since, of any part of this conversation."""
         if self._stages.folder is not None:
             self.fold = self._stages.folder.newest(self._digests) or self.fold
+
+    def adopt(self, fold: Fold) -> None:
+        """A fold that was made on the side takes effect now."""
+        if self._stages.folder is not None and self._digests:
+            self.fold = self._stages.folder.record(fold, self._digests[-1])
 
     def tools(self, tools: Sequence[ToolSpec]) -> tuple[ToolSpec, ...]:
         """`tools` in their fixed form and order: the known ones where they stood, new ones behind them."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol, Self
 
@@ -80,6 +80,7 @@ class Request:
     forced_ids: tuple[int, ...] | None = None
     as_is: bool = False
     purpose: Literal["answer", "summary"] = "answer"
+    fold: bool = False
 
     def __post_init__(self) -> None:
         if (self.messages is None) == (self.prompt is None):
@@ -93,6 +94,16 @@ class Request:
                     f"{', '.join(ROLES)}",
                     param="messages",
                 )
+
+
+def changed(request: Request, **changes: Any) -> Request:
+    """`request` with other values that are known to be allowed: nothing is looked at again, however long it is."""
+    copy = object.__new__(Request)
+    for name in Request.__slots__:
+        object.__setattr__(copy, name, changes.pop(name) if name in changes else getattr(request, name))
+    if changes:
+        raise TypeError(f"a Request has no {', '.join(changes)}")
+    return copy
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -363,4 +374,8 @@ class TieredEngine(Engine, Protocol):
 
     def finish_task(self, task: str) -> None:
         """Destroy the task's sessions without writing a byte; blocks shared with others stay."""
+        ...
+
+    def finish_sessions(self, sessions: Iterable[str]) -> None:
+        """The same for single sessions; unknown ones are no-ops."""
         ...

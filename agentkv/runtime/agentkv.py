@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import threading
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, TypeVar, overload
 
@@ -29,6 +30,7 @@ from agentkv.runtime.contexts import Contexts
 from agentkv.runtime.desk import ToolDesk
 from agentkv.runtime.doors import Doors
 from agentkv.runtime.emit import Emitter
+from agentkv.runtime.endings import Endings
 from agentkv.runtime.hosts import find_host
 from agentkv.runtime.learned import Learned, default_path
 from agentkv.runtime.nodes import decorated
@@ -41,10 +43,11 @@ if TYPE_CHECKING:
     from openai import AsyncOpenAI, OpenAI
 
     from agentkv.budget.bill import Bill
+    from agentkv.context.cuts import Cut
     from agentkv.context.view import Stages
 
 _Fn = TypeVar("_Fn", bound=Callable[..., Any])
-DEFAULT_CONTEXT: Context | None = None
+DEFAULT_CONTEXT: Context | None = Context()
 
 
 class AgentKV:
@@ -65,14 +68,11 @@ class AgentKV:
         self._receipts = Receipts(books.move)
         self._learned = learned
         self._planner = planner_for(engine, rules_of(policy), learned.forecaster, clock, self._receipts.tell)
+        self._prefixes = Prefixes(count=None if stages is None else stages.counter.text, tell=books.prefix_broken)
         self.context = Contexts(
-            options=context,
-            stages=stages,
-            books=books,
-            clock=clock,
-            caller=self.caller,
-            ask=lambda request, timeout_s: self._model_calls.ask(request, timeout_s),
-        )
+            options=context, stages=stages, books=books, clock=clock, prefixes=self._prefixes, caller=self.caller,
+            ask=lambda request, timeout_s: self._model_calls.ask(request, timeout_s),  # noqa: PLW0108  made below
+        )  # fmt: skip
         self._desk = ToolDesk(
             planner=self._planner,
             forecaster=learned.forecaster,
@@ -80,12 +80,11 @@ class AgentKV:
             emitter=self._emitter,
             clock=clock,
             caller=self.caller,
-            last_session=self._last_session,
+            last_session=partial(last_session_of, engine),
             is_control_flow=host.is_control_flow,
             waits=self.context.tool_waits,
             slim=self.context.slim,
         )
-        self._prefixes = Prefixes()
         self._model_calls = ModelCalls(
             engine=engine,
             planner=self._planner,
@@ -94,9 +93,13 @@ class AgentKV:
             prefixes=self._prefixes,
             shaper=self.context.shaper,
             caller=self.caller,
-            last_session=self._last_session,
+            last_session=partial(last_session_of, engine),
             as_is=lambda: identity.wants_as_is(self),
+            now_s=clock.now_s,
         )
+        self._endings = Endings(
+            engine=engine, planner=self._planner, books=books, prefixes=self._prefixes, contexts=self.context, emitter=self._emitter
+        )  # fmt: skip
         self._ids = itertools.count(1)
         self._doors = Doors(submit=self.submit, engine=engine, caller=self.caller)
         self._lock = threading.Lock()
@@ -272,6 +275,10 @@ class AgentKV:
         if self._books.leave(key) and final:
             self.finish(key)
 
+    def leave_segment(self, key: str, name: str, *, carry: bool) -> str:
+        """Part of SegmentScope's contract; use `kv.task(...).segment(...)`."""
+        return self._endings.segment(key, name, carry=carry)
+
     @overload
     def node(self, fn: _Fn, /) -> _Fn: ...
     @overload
@@ -335,17 +342,11 @@ class AgentKV:
 
     def finish(self, task: str) -> None:
         """The task is over: destroy its sessions without writing a byte. Unknown and repeated keys are no-ops."""
-        sessions = self._books.sessions(task)
-        self._prefixes.forget(sessions)
-        self.context.forget(task)
-        if self._planner is not None:
-            self._planner.forget(sessions)
-        finish_task = getattr(self.engine, "finish_task", None)
-        if finish_task is not None:
-            finish_task(task)
-        self._books.close_task(task)
-        for session in sessions:
-            self._emitter.session_end(task=task, session=session)
+        self._endings.task(task)
+
+    def propose_cut(self, task: str) -> Cut | None:
+        """Whether the task should go on in a new segment: its window or its budget will be full within a few calls."""
+        return self._endings.propose_cut(task)
 
     def report(self, task: str) -> Bill:
         """The task's bill so far: print it, or take `to_json()`."""
@@ -393,6 +394,3 @@ class AgentKV:
     def _check_open(self) -> None:
         if self._closed:
             raise Closed("this AgentKV is closed; make a new one")
-
-    def _last_session(self, caller: Caller) -> str | None:
-        return last_session_of(self.engine, caller)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
+from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import islice
 from typing import TYPE_CHECKING
@@ -49,7 +50,7 @@ class Books:
         self._lock = threading.Lock()
         self._open: OrderedDict[str, _Open] = OrderedDict()  # longest unused first
         self._closed: OrderedDict[str, Account] = OrderedDict()
-        self._task_of_session: OrderedDict[str, str] = OrderedDict()
+        self._owner_of_session: OrderedDict[str, tuple[str, str]] = OrderedDict()  # its task and branch
 
     # -- tasks
 
@@ -91,8 +92,8 @@ class Books:
                 self._closed[key] = known.account
                 while len(self._closed) > _MAX_CLOSED:
                     self._closed.popitem(last=False)
-            for session in [session for session, task in self._task_of_session.items() if task == key]:
-                del self._task_of_session[session]
+            for session in [session for session, (task, _) in self._owner_of_session.items() if task == key]:
+                del self._owner_of_session[session]
         if known is not None:
             self._ledger.append(TaskFact(task=key, at_ms=self._clock.wall_ms(), event="finished", final=True))
 
@@ -117,10 +118,24 @@ class Books:
             known = self._open.get(key)
             return known.task.priority if known is not None else PriorityClass.STEP
 
-    def sessions(self, task: str) -> list[str]:
-        """Sessions that this task's calls used."""
+    def sessions(self, task: str) -> dict[str, str]:
+        """Sessions that this task's calls used, each with the branch that used it last."""
         with self._lock:
-            return [session for session, owner in self._task_of_session.items() if owner == task]
+            return {session: branch for session, (owner, branch) in self._owner_of_session.items() if owner == task}
+
+    def forget_sessions(self, sessions: Iterable[str]) -> None:
+        """These sessions are no more."""
+        with self._lock:
+            for session in sessions:
+                self._owner_of_session.pop(session, None)
+
+    def prompt_sizes(self, task: str) -> dict[str, list[int]]:
+        """The prompts of the task's open sessions in tokens, in order."""
+        sizes: dict[str, list[int]] = {session: [] for session in self.sessions(task)}
+        for fact in self._ledger.rows(task):
+            if isinstance(fact, ModelCall) and fact.session in sizes and fact.status == "ok":
+                sizes[fact.session].append(fact.usage.input_tokens)
+        return sizes
 
     # -- facts
 
@@ -140,12 +155,12 @@ class Books:
                 session, model = request.session or "", self._model
             reservation.settle(usage)
             caller = request.caller
-            if session:
+            if session and request.purpose == "answer":
                 with self._lock:
-                    self._task_of_session[session] = caller.task
-                    self._task_of_session.move_to_end(session)
-                    while len(self._task_of_session) > _MAX_SESSIONS:
-                        self._task_of_session.popitem(last=False)
+                    self._owner_of_session[session] = (caller.task, caller.branch)
+                    self._owner_of_session.move_to_end(session)
+                    while len(self._owner_of_session) > _MAX_SESSIONS:
+                        self._owner_of_session.popitem(last=False)
             self._ledger.append(
                 ModelCall(
                     task=caller.task,
@@ -250,11 +265,15 @@ class Books:
             )
         )
 
+    def prefix_broken(self, task: str, session: str, cause: str, lost_tokens: int) -> None:
+        """A prompt did not extend the one before."""
+        self.context_event(task, "break", before=lost_tokens, cause=cause, session=session)
+
     def move(self, receipt: Receipt) -> None:
         """A move ended."""
         move = receipt.move
         with self._lock:
-            task = self._task_of_session.get(move.session, move.session.rpartition("#")[0])
+            task, _ = self._owner_of_session.get(move.session, (move.session.rpartition("#")[0], ""))
         self._ledger.append(
             MoveFact(
                 task=task,

@@ -8,11 +8,12 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from agentkv import log
 from agentkv.clock import Clock
 from agentkv.core.residency import Policy, Receipt
 from agentkv.core.task import Caller
 from agentkv.engine.base import Engine, TieredEngine
-from agentkv.errors import ConfigError, ExtraMissing
+from agentkv.errors import AgentKVError, ConfigError, ExtraMissing
 from agentkv.hints.features import command_words
 from agentkv.hints.forecaster import Forecaster
 from agentkv.policy.evict import next_use
@@ -23,6 +24,7 @@ from agentkv.units import GIB, parse_bytes
 
 if TYPE_CHECKING:
     from agentkv.context.options import Context
+    from agentkv.context.outputs import Outputs
     from agentkv.context.view import Stages
 
 
@@ -118,7 +120,6 @@ def stages_for(engine: Engine, options: Context | None, *, in_memory: bool) -> S
         return None
     from agentkv.context.counter import Counter
     from agentkv.context.notebook import Notebook
-    from agentkv.context.outputs import Outputs
     from agentkv.context.slim import Slimmer
     from agentkv.context.summary import Folder
     from agentkv.context.tokens import count_text
@@ -130,13 +131,9 @@ def stages_for(engine: Engine, options: Context | None, *, in_memory: bool) -> S
     if options.folder is not None:
         folder = Path(options.folder)
     notebook = Notebook(None if folder is None else folder / "notes")
-    slimmer = options.slim if isinstance(options.slim, Slimmer) else None
+    slimmer, outputs = options.slim if isinstance(options.slim, Slimmer) else None, None
     if options.slim is True:
-        outputs = Outputs(
-            None if folder is None else folder / "outputs",
-            quota_bytes=options.quota_bytes,
-            keep_s=options.keep_days * 86_400,
-        )
+        outputs = _outputs(folder, options)
         slimmer = Slimmer(outputs=outputs, count=count, max_tokens=options.slim_tokens)
     folding = None
     if options.summarise is not None:
@@ -146,12 +143,35 @@ def stages_for(engine: Engine, options: Context | None, *, in_memory: bool) -> S
             soft_tokens=options.soft_tokens(engine_tokens),
             window_tokens=options.window(engine_tokens),
             keep_last=options.keep_last,
+            low_share=options.low_share,
+            summary_tokens=options.summary_tokens,
             max_payback_calls=options.max_payback_calls,
             count=counter.message,
             fallback="extract" if options.summarise == "extract" else options.fallback,
             redact=options.redact,
         )
-    return Stages(counter=counter, notebook=notebook, slimmer=slimmer, folder=folding, command_of=command_of)
+    return Stages(
+        counter=counter,
+        notebook=notebook,
+        slimmer=slimmer,
+        outputs=outputs,
+        folder=folding,
+        command_of=command_of,
+    )
+
+
+def _outputs(folder: Path | None, options: Context) -> Outputs:
+    """The store of raw outputs; in memory where the user's own data folder cannot be written."""
+    from agentkv.context.outputs import Outputs
+
+    keep: dict[str, Any] = {"quota_bytes": options.quota_bytes, "keep_s": options.keep_days * 86_400}
+    try:
+        return Outputs(None if folder is None else folder / "outputs", **keep)
+    except AgentKVError as error:
+        if options.folder is not None:
+            raise
+        log.warn_once("outputs_in_memory", error=str(error), advice="raw tool outputs do not outlive this process")
+        return Outputs(None, **keep)
 
 
 def command_of(arguments: str) -> str:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from agentkv.budget.limits import Account, Reservation
 from agentkv.core.hint import HintKind
 from agentkv.core.task import Caller, PriorityClass
-from agentkv.engine.base import Engine, Generation, Request, Stream
+from agentkv.engine.base import Engine, Generation, Request, Stream, changed
 from agentkv.engine.deferred import deferred
 from agentkv.runtime.books import Books
 from agentkv.runtime.emit import Emitter
@@ -35,6 +35,7 @@ class ModelCalls:
         caller: Callable[[], Caller],
         last_session: Callable[[Caller], str | None],
         as_is: Callable[[], bool],
+        now_s: Callable[[], float],
     ) -> None:
         self._engine = engine
         self._planner = planner
@@ -45,6 +46,7 @@ class ModelCalls:
         self._caller = caller
         self._last_session = last_session
         self._as_is = as_is
+        self._now_s = now_s
 
     def submit(self, request: Request) -> Stream:
         """Start a call; see `AgentKV.submit`."""
@@ -77,7 +79,7 @@ class ModelCalls:
         caller = self._caller() if request.caller == Caller() else request.caller
         chosen = request.priority is not PriorityClass.STEP
         priority = request.priority if chosen else self._books.priority(caller.task)
-        return replace(request, caller=caller, priority=priority)
+        return changed(request, caller=caller, priority=priority)
 
     def _reserved(self, request: Request, input_tokens: int) -> tuple[Request, Reservation]:
         """The worst case set aside. A call without `max_tokens` may write what is left of the budget, and no more."""
@@ -90,7 +92,7 @@ class ModelCalls:
         context_tokens = getattr(self._engine, "context_tokens", None)
         reservation = account.reserve_rest(input_tokens + 1, context_tokens)
         sampling = replace(request.sampling, max_tokens=max(1, reservation.tokens - input_tokens))
-        return replace(request, sampling=sampling), reservation
+        return changed(request, sampling=sampling), reservation
 
     def _tell_turn(self, stream: Stream, request: Request) -> None:
         if request.purpose != "answer":
@@ -104,7 +106,7 @@ class ModelCalls:
         def ended(generation: Generation | None, _error: BaseException | None) -> None:
             used = generation.session if generation is not None else session
             if generation is not None:
-                self._prefixes.saw(used, request)
+                self._prefixes.saw(used, request, generation, self._now_s())
             self._emitter.turn(HintKind.TURN_END, task=caller.task, session=used, node=caller.node)
             if self._planner is not None and used:
                 self._planner.turn_ended(used)

@@ -13,8 +13,10 @@ from agentkv.clock import Clock
 from agentkv.core.task import Caller
 from agentkv.hints.features import command_words
 from agentkv.runtime.books import Books
+from agentkv.runtime.prefixes import Prefixes
 
 if TYPE_CHECKING:
+    from agentkv.context.explain import Explanation
     from agentkv.context.memory import Memory
     from agentkv.context.options import Context
     from agentkv.context.outputs import Outputs
@@ -33,6 +35,7 @@ class Contexts:
         stages: Stages | None,
         books: Books,
         clock: Clock,
+        prefixes: Prefixes,
         caller: Callable[[], Caller],
         ask: Ask,
     ) -> None:
@@ -46,6 +49,7 @@ class Contexts:
         self._stages = stages
         self._books = books
         self._caller = caller
+        self._prefixes = prefixes
 
     @property
     def memory(self) -> Memory | None:
@@ -55,8 +59,7 @@ class Contexts:
     @property
     def outputs(self) -> Outputs | None:
         """The store of raw tool outputs; None where slimming is off."""
-        slimmer = None if self._stages is None else self._stages.slimmer
-        return None if slimmer is None else slimmer.outputs
+        return None if self._stages is None else self._stages.outputs
 
     def slim(self, text: str, *, tool: str = "", args: Any = None, command: str = "") -> str:
         """A tool's output as it may enter the context: the same text always gives the same bytes. Never raises.
@@ -83,6 +86,17 @@ class Contexts:
         """The task is over."""
         if self.shaper is not None:
             self.shaper.forget(task)
+
+    def close_segment(self, task: str, name: str, *, carry: bool) -> str:
+        """A segment is over; what is left of it as text, and with `carry` told to later segments."""
+        return "" if self.shaper is None else self.shaper.close_segment(task, name, carry=carry)
+
+    def explain(self, task: str) -> dict[str, tuple[Explanation, ...]]:
+        """Call by call, where each open session's prompt stopped extending the one before, why, and what that cost.
+
+        Printing an Explanation says it in a sentence; its `advice` says what to do.
+        """
+        return self._prefixes.explain(task)
 
     def reader(self) -> Callable[..., str]:
         """A tool for the agent, `read_output(handle, lines="", pattern="")`: a plain function with a docstring."""

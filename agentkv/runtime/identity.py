@@ -14,6 +14,8 @@ from agentkv.core.host import Host
 from agentkv.core.task import Caller
 
 _UNKNOWN = Caller()
+SEGMENT = "segment="
+"""How the part of a branch begins that names a segment of a task."""
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -27,6 +29,7 @@ class Scope:
     owner: Any
     task: str | None = None
     node: str | None = None
+    segment: str | None = None
     as_is: bool = False
     outer: Scope | None = None
     open: bool = True
@@ -35,9 +38,16 @@ class Scope:
 _scope: ContextVar[Scope | None] = ContextVar("agentkv_scope", default=None)
 
 
-def push(*, owner: Any, task: str | None = None, node: str | None = None, as_is: bool = False) -> Scope:
+def push(
+    *,
+    owner: Any,
+    task: str | None = None,
+    node: str | None = None,
+    segment: str | None = None,
+    as_is: bool = False,
+) -> Scope:
     """Open a scope in this context; `pop` closes it."""
-    scope = Scope(owner=owner, task=task, node=node, as_is=as_is, outer=_scope.get())
+    scope = Scope(owner=owner, task=task, node=node, segment=segment, as_is=as_is, outer=_scope.get())
     _scope.set(scope)
     return scope
 
@@ -63,16 +73,25 @@ def wants_as_is(owner: Any) -> bool:
 
 def resolve(owner: Any, host: Host) -> Caller:
     """The caller as seen from here."""
-    task = node = None
+    task = node = segment = None
     scope = _scope.get()
-    while scope is not None and (task is None or node is None):
+    while scope is not None:
         if scope.open and scope.owner is owner:
-            task = task if task is not None else scope.task
             node = node if node is not None else scope.node
+            if task is None:  # a segment belongs to the task that it was opened in
+                task = scope.task
+                segment = scope.segment
         scope = scope.outer
     caller = host.caller() or _UNKNOWN
     if task is not None and task != caller.task:
         caller = replace(caller, task=task)
     if node is not None and not caller.node:
         caller = replace(caller, node=node)
+    if segment is not None:
+        caller = replace(caller, branch=f"{caller.branch}|{SEGMENT}{segment}" if caller.branch else SEGMENT + segment)
     return caller
+
+
+def segment_of(branch: str) -> str | None:
+    """The segment that a branch lies in; None outside of segments."""
+    return next((part[len(SEGMENT) :] for part in branch.split("|") if part.startswith(SEGMENT)), None)

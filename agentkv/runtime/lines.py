@@ -10,8 +10,10 @@ import threading
 from collections import OrderedDict
 from dataclasses import dataclass, field
 
+from agentkv.context.notebook import Fold
 from agentkv.context.view import Stages, View
 from agentkv.core.message import Message
+from agentkv.runtime.identity import segment_of
 
 MAX_KEYS = 1024
 """Branches that are remembered, the ones used last."""
@@ -35,6 +37,10 @@ class Line:
     postponed: bool = False
     """A fold that pays was left for the next wait."""
     folding: threading.Thread | None = None
+    sent_fold: Fold | None = None
+    """The fold that held in the last prompt."""
+    made: Fold | None = None
+    """A fold that was made during a wait and takes effect with the next call."""
 
 
 class Lines:
@@ -57,21 +63,34 @@ class Lines:
                 best = max(fitting, key=lambda line: len(line.view.raw))
                 lines.remove(best)
             else:
-                best = Line(view=View(self._stages), waits_seen=any(line.waits_seen for line in lines))
+                scope = f"{key[0]}|{segment_of(key[1]) or ''}"
+                best = Line(view=View(self._stages, scope=scope), waits_seen=any(line.waits_seen for line in lines))
             lines.append(best)  # the one used last stands last
             del lines[:-PER_KEY]
             return best
 
     def last(self, key: Key) -> Line | None:
-        """The line of this branch that was used last."""
+        """The line used last by this branch, else by the one that it was sent from."""
+        task, branch = key
         with self._lock:
-            lines = self._by_key.get(key)
-            return lines[-1] if lines else None
+            while True:
+                lines = self._by_key.get((task, branch))
+                if lines:
+                    return lines[-1]
+                if not branch:
+                    return None
+                branch = branch.rpartition("|")[0]
 
     def all_of(self, task: str) -> list[tuple[Key, Line]]:
         """Every line of a task, branch by branch."""
         with self._lock:
             return [(key, line) for key, lines in self._by_key.items() if key[0] == task for line in lines]
+
+    def forget_segment(self, task: str, name: str) -> None:
+        """The segment is over."""
+        with self._lock:
+            for key in [key for key in self._by_key if key[0] == task and segment_of(key[1]) == name]:
+                del self._by_key[key]
 
     def forget(self, task: str) -> None:
         """The task is over."""

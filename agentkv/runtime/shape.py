@@ -17,12 +17,14 @@ from agentkv.clock import Clock
 from agentkv.context.options import Context
 from agentkv.context.summary import Fold, Proposal
 from agentkv.context.view import Stages
-from agentkv.context.volatile import Volatile
+from agentkv.context.volatile import steady
 from agentkv.core.forecast import Forecast
 from agentkv.core.message import Message
 from agentkv.core.task import Caller, PriorityClass
-from agentkv.engine.base import Generation, Request, Sampling
+from agentkv.engine.base import Generation, Request, Sampling, changed
 from agentkv.runtime.books import Books
+from agentkv.runtime.carry import Carry, conclusion
+from agentkv.runtime.identity import segment_of
 from agentkv.runtime.lines import Line, Lines
 
 FOLD_BRANCH = "~fold"
@@ -49,11 +51,11 @@ class Shaper:
     def __init__(self, *, stages: Stages, context: Context, books: Books, clock: Clock, ask: Ask) -> None:
         self._stages = stages
         self._context = context
-        self._volatile = Volatile(context.volatile) if context.volatile else None
         self._books = books
         self._clock = clock
         self._ask = ask
         self._lines = Lines(stages)
+        self._carry = Carry()
         self._fold_s = FIRST_FOLD_S
 
     # -- a model call
@@ -67,7 +69,9 @@ class Shaper:
             return Turn(request=request, ready=lambda: request)
 
     def _turn(self, request: Request) -> Turn:
-        messages, tail = self._steady(request.messages or ())
+        messages, tail = request.messages or (), ""
+        if self._context.volatile:
+            messages, tail = steady(messages, self._context.volatile)
         with self._open(request, messages) as line:
             proposal = self._due(line, request)
             recalls = self._context.memory is not None and messages[-1].role == "user"
@@ -92,25 +96,17 @@ class Shaper:
                 yield line
                 return
 
-    def _steady(self, messages: tuple[Message, ...]) -> tuple[tuple[Message, ...], str]:
-        """The messages without what changes in their leading system messages, and that, for the tail."""
-        if self._volatile is None:
-            return messages, ""
-        steady, tails = list(messages), []
-        for index, message in enumerate(messages):
-            if message.role != "system":
-                break
-            steady[index], tail = self._volatile.feed(message)
-            tails += [tail] if tail else []
-        return tuple(steady), "\n".join(tails)
-
     def _shown(self, line: Line, request: Request, tail: str, recalled: str = "") -> Request:
         """The request as it is sent; the line is locked."""
         fresh = tail if tail != line.tail else ""
         line.tail = tail
-        line.view.note("\n\n".join(text for text in (recalled, fresh) if text))
+        carried = self._carry.text(request.caller) if line.view.sent is None else ""
+        line.view.note("\n\n".join(text for text in (carried, recalled, fresh) if text))
         tools = line.view.tools(request.tools)
-        return replace(request, messages=line.view.prompt(), tools=tools)
+        before = line.sent_fold
+        messages = line.view.prompt()
+        line.sent_fold = line.view.fold
+        return changed(request, messages=messages, tools=tools, fold=line.sent_fold is not before)
 
     def _ready(self, request: Request, messages: tuple[Message, ...], tail: str, proposal: Proposal | None) -> Request:
         try:
@@ -151,7 +147,9 @@ class Shaper:
         """The fold to be made before this call; the line is locked."""
         if line.folding is not None and not line.folding.is_alive():
             line.folding = None
-            line.view.refold()
+        if line.made is not None:
+            line.view.adopt(line.made)
+            line.made = None
         line.view.tools(request.tools)
         proposal = line.view.propose()
         if proposal is None or proposal.kind != "fold":
@@ -203,7 +201,8 @@ class Shaper:
         started_s = self._clock.now_s()
         before = line.view.shown_tokens
         try:
-            fold = self._driven(folder.flow(proposal, sent), request, background=background)
+            flow = folder.flow(proposal, sent, record=not background)
+            fold = self._driven(flow, request, background=background)
         except Exception as error:
             log.failed("summary_failed", error=repr(error))
             return
@@ -212,6 +211,8 @@ class Shaper:
         if fold is None:
             self._books.context_event(request.caller.task, "fold_failed", cause=proposal.reason)
             return
+        if background:
+            line.made = fold
         took_s = self._clock.now_s() - started_s
         self._fold_s += 0.5 * (took_s - self._fold_s)
         self._books.context_event(
@@ -264,6 +265,24 @@ class Shaper:
 
     # -- the end
 
+    def close_segment(self, task: str, name: str, *, carry: bool) -> str:
+        """What is left of a segment, in words; with `carry` later segments begin with it."""
+        try:
+            views = []
+            for (_, branch), line in self._lines.all_of(task):
+                if segment_of(branch) == name:
+                    with line.lock:
+                        views.append((line.view.prompt_now(), line.view.fold))
+            text = conclusion(views, max_tokens=self._context.summary_tokens, count=self._stages.counter.text)
+        except Exception as error:
+            log.failed("context_failed", stage="segment", error=repr(error))
+            return ""
+        self._lines.forget_segment(task, name)
+        if carry and text:
+            self._carry.add(task, name, text)
+        return text
+
     def forget(self, task: str) -> None:
         """The task is over."""
         self._lines.forget(task)
+        self._carry.forget(task)

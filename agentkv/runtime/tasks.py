@@ -1,4 +1,4 @@
-"""The scope of one task: what `with kv.task("task-1")` returns."""
+"""The scopes of one task and of its segments: what `with kv.task("task-1")` and `with task.segment("plan")` return."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Any, Protocol, Self
 
 from agentkv.budget.limits import Budget
 from agentkv.core.task import PriorityClass
+from agentkv.errors import ConfigError
 from agentkv.runtime import identity
 
 
@@ -15,9 +16,34 @@ class TaskOwner(Protocol):
 
     def enter_task(self, key: str, *, budget: Budget | None, priority: PriorityClass | None) -> None: ...
     def leave_task(self, key: str, *, final: bool) -> None: ...
+    def leave_segment(self, key: str, name: str, *, carry: bool) -> str: ...
 
 
-class TaskScope(AbstractContextManager["TaskScope"], AbstractAsyncContextManager["TaskScope"]):
+class _Scope(AbstractContextManager["_Scope"], AbstractAsyncContextManager["_Scope"]):
+    """The same scope for `with` and `async with`."""
+
+    def __enter__(self) -> Self:
+        self._enter()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._leave()
+
+    async def __aenter__(self) -> Self:
+        self._enter()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self._leave()
+
+    def _enter(self) -> None:
+        raise NotImplementedError
+
+    def _leave(self) -> None:
+        raise NotImplementedError
+
+
+class TaskScope(_Scope):
     """What `kv.task(...)` returns: enter it with `with` or `async with`, one at a time.
 
     Scopes of one key may nest or run side by side; the last one to leave ends the task, if it is final.
@@ -33,17 +59,40 @@ class TaskScope(AbstractContextManager["TaskScope"], AbstractAsyncContextManager
         self._final = final
         self._token: Any = None
 
-    def __enter__(self) -> Self:
+    def segment(self, name: str, *, carry: bool = True) -> SegmentScope:
+        """`with task.segment("plan"):` a part of the task with sessions of its own.
+
+        When it ends, their KV is freed and only a structured summary (with the handles of raw tool outputs) is left:
+        it is told to the first call of every later segment, and it is the scope's `summary`. With carry=False nothing
+        is told on. Raises ConfigError for a name that is empty or holds a `|`.
+        """
+        return SegmentScope(self._owner, self.key, name, carry=carry)
+
+    def _enter(self) -> None:
         self._owner.enter_task(self.key, budget=self._budget, priority=self._priority)
         self._token = identity.push(owner=self._owner, task=self.key)
-        return self
 
-    def __exit__(self, *_: object) -> None:
+    def _leave(self) -> None:
         identity.pop(self._token)
         self._owner.leave_task(self.key, final=self._final)
 
-    async def __aenter__(self) -> Self:
-        return self.__enter__()
 
-    async def __aexit__(self, *_: object) -> None:
-        self.__exit__()
+class SegmentScope(_Scope):
+    """What `task.segment(...)` returns. `summary` is there once it has ended; "" where nothing was said."""
+
+    def __init__(self, owner: TaskOwner, key: str, name: str, *, carry: bool) -> None:
+        if not name or "|" in name:
+            raise ConfigError(f"segment({name!r}): a name is a text without |, and not empty")
+        self._owner = owner
+        self.task = key
+        self.name = name
+        self.summary = ""
+        self._carry = carry
+        self._token: Any = None
+
+    def _enter(self) -> None:
+        self._token = identity.push(owner=self._owner, task=self.task, segment=self.name)
+
+    def _leave(self) -> None:
+        identity.pop(self._token)
+        self.summary = self._owner.leave_segment(self.task, self.name, carry=self._carry)

@@ -25,7 +25,7 @@ from agentkv_langgraph.caller import caller_of_metadata, named_in_metadata
 from agentkv_langgraph.messages import to_ai_message, to_call_chunks, to_messages, to_tools, turn_fields
 
 _SAMPLING = ("max_tokens", "temperature", "top_p", "seed")
-_PER_CALL = {*_SAMPLING, "stop", "tools", "tool_choice", "session", "stream", "stream_usage"}
+_PER_CALL = {*_SAMPLING, "stop", "tools", "tool_choice", "session", "context", "stream", "stream_usage"}
 _FREE_CHOICE = (None, "auto", "none")
 
 
@@ -34,7 +34,8 @@ class ChatAgentKV(BaseChatModel):
 
     Sampling options may be given here, with `.bind(...)`, or per call; the later one wins. Calls are attributed to
     whoever calls (`kv.task`, else the running graph). `usage_metadata` carries cached tokens, and
-    `response_metadata["agentkv"]` the session and where the call's time went.
+    `response_metadata["agentkv"]` the session and where the call's time went. With context=False messages are sent as
+    they are: nothing is slimmed, folded or recalled.
 
     Raises ConfigError for an option that does not exist.
     """
@@ -48,12 +49,13 @@ class ChatAgentKV(BaseChatModel):
     seed: int | None = None
     stop: list[str] | None = None
     streaming: bool = False
+    context: bool = True
 
     def __init__(self, kv: Any, **options: Any) -> None:
         unknown = sorted(set(options) - set(type(self).model_fields))
         if unknown:
             raise ConfigError(
-                f"ChatAgentKV knows no option {', '.join(unknown)}; it takes {', '.join(_SAMPLING)}, stop"
+                f"ChatAgentKV knows no option {', '.join(unknown)}; it takes {', '.join(_SAMPLING)}, stop, context"
             )
         super().__init__(kv=kv, **options)  # type: ignore[call-arg]
 
@@ -181,6 +183,7 @@ class ChatAgentKV(BaseChatModel):
             ),
             caller=caller,
             session=options.get("session"),
+            as_is=not options.get("context", self.context),
         )
 
 

@@ -112,7 +112,7 @@ def test_an_edited_turn_is_sent_as_edited(make_kv) -> None:
 def test_messages_of_all_kinds_are_carried_over(make_kv) -> None:
     """Roles, names, lists of text blocks, and an assistant turn's own blocks."""
     kv = make_kv(["ok"])
-    ChatAgentKV(kv).invoke([
+    ChatAgentKV(kv, context=False).invoke([
         SystemMessage("s"),
         HumanMessage(["a", {"type": "text", "text": "b"}], name="ann"),
         ChatMessage("c", role="user"),
@@ -180,6 +180,6 @@ def test_tools_reach_the_engine_as_schemas_and_none_sends_none(make_kv) -> None:
     ChatAgentKV(kv).bind_tools([weather, add]).invoke("a")
     ChatAgentKV(kv).bind_tools([weather], tool_choice="none").invoke("a")
     first, second = kv.engine.requests
-    assert ["weather", "add"] == [spec.name for spec in first.tools]
+    assert ["add", "weather"] == [spec.name for spec in first.tools]
     assert {"city", "days"} == set(first.tools[0].parameters["properties"])
     assert () == second.tools

@@ -5,7 +5,6 @@ import os
 import signal
 
 import pytest
-
 from agentkv_langgraph.demo.interrupts import remembered
 
 

@@ -28,6 +28,7 @@ from agentkv import (
 )
 from agentkv.core.hint import ToolStatus
 from agentkv.errors import Closed, ConfigError
+from agentkv.runtime.build import last_session_of
 from agentkv.runtime.hosts import PlainHost
 
 
@@ -248,8 +249,8 @@ def test_a_branch_waits_with_the_session_it_was_sent_from(kv):
     """A tool in a sent branch has no session of its own: the context that waits is its parent's."""
     with kv.task("t", final=False):
         answer = kv.submit(ask("x")).result(5)
-    assert answer.session == kv._last_session(Caller(task="t", branch="send:1|send:2"))
-    assert kv._last_session(Caller(task="other", branch="a|b")) is None
+    assert answer.session == last_session_of(kv.engine, Caller(task="t", branch="send:1|send:2"))
+    assert last_session_of(kv.engine, Caller(task="other", branch="a|b")) is None
 
 
 def test_a_call_without_max_tokens_may_write_what_is_left_of_the_budget(kv):

@@ -10,7 +10,7 @@ import atexit
 import os
 import threading
 from collections import Counter, deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, Self
 
@@ -19,7 +19,7 @@ from agentkv.core.forecast import Forecast
 from agentkv.core.rates import Rates
 from agentkv.core.residency import Move, Receipt, Residency
 from agentkv.core.task import Caller
-from agentkv.engine.base import Chunk, Generation, Request, Stream
+from agentkv.engine.base import Chunk, Request, Stream
 from agentkv.engine.local.archive import disk_tier, revive
 from agentkv.engine.local.batch import Batch, Turn, tokens_of
 from agentkv.engine.local.chat import Written
@@ -108,6 +108,7 @@ class LocalEngine:
         self.context_tokens = min(model.context_tokens, pool_tokens)
         """The most that a prompt and its answer may have together, by the model and by the device memory."""
         self._intake = Intake(model, self._sessions, root=root, pool_tokens=pool_tokens, clock=self._clock)
+        self.count_text = self._intake.tokeniser.count
         self._batch = Batch(self.tiers, clock=self._clock, chunk_tokens=chunk_tokens, max_batch=max_batch)
         self._runner = Runner(model.model, self.tiers.pool)
         self._arrived: deque[Sequence] = deque()
@@ -197,6 +198,11 @@ class LocalEngine:
             self._restores.forget(session)
             self._batch.admission.forget(session)
         self.tiers.drop_task(task)
+
+    def finish_sessions(self, sessions: Iterable[str]) -> None:
+        for session in sessions:
+            if self._sessions.drop(session):
+                self._forget(session)
 
     def _forget(self, session: str) -> None:
         self._restores.forget(session)
@@ -352,22 +358,7 @@ class LocalEngine:
         session.raw_by_call.update((call.id, told) for call in calls)
         self._counts["completed"] += 1
         self._settle(sequence)
-        assert answer.reason is not None
-        sequence.stream.finish(
-            Generation(
-                text=answer.text,
-                raw=answer.raw,
-                token_ids=tuple(answer.token_ids),
-                finish_reason=answer.reason,
-                usage=sequence.usage(),
-                timing=sequence.clock.timing(),
-                tool_calls=calls,
-                session=session.key,
-                model=self.model,
-                restored_blocks=sequence.restored_blocks,
-                restored_bytes=sequence.restored_blocks * self.tiers.geometry.block_bytes,
-            )
-        )
+        sequence.stream.finish(sequence.generation(calls, self.model, self.tiers.geometry.block_bytes))
 
     def _abandon(self, sequence: Sequence, error: Exception | None) -> None:
         """End a call that has no answer; everything it held is free afterwards."""

@@ -8,9 +8,10 @@ from __future__ import annotations
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 
+from agentkv.core.message import ToolCall
 from agentkv.core.task import PriorityClass
 from agentkv.core.usage import Timing, Usage
-from agentkv.engine.base import Stream
+from agentkv.engine.base import Generation, Stream
 from agentkv.engine.local.answer import Answer
 from agentkv.engine.local.sampler import Chooser
 from agentkv.engine.local.sessions import Session
@@ -126,6 +127,24 @@ class Sequence:
         if (done + 1) * BLOCK_TOKENS <= len(self.ids):
             tail = self.ids[done * BLOCK_TOKENS :]
             self.keys += chain_keys(self.root, tail, self.keys[-1] if self.keys else None)
+
+    def generation(self, calls: tuple[ToolCall, ...], model: str, block_bytes: int) -> Generation:
+        """The whole answer; it has ended."""
+        answer = self.answer
+        assert answer.reason is not None
+        return Generation(
+            text=answer.text,
+            raw=answer.raw,
+            token_ids=tuple(answer.token_ids),
+            finish_reason=answer.reason,
+            usage=self.usage(),
+            timing=self.clock.timing(),
+            tool_calls=calls,
+            session=self.session.key,
+            model=model,
+            restored_blocks=self.restored_blocks,
+            restored_bytes=self.restored_blocks * block_bytes,
+        )
 
     def usage(self) -> Usage:
         """Tokens so far."""

@@ -184,6 +184,19 @@ class Sessions:
             task = self._tasks.get(caller.task)
             return None if task is None else task.last.get(caller.branch)
 
+    def drop(self, key: str) -> bool:
+        """Forget one session; False if it is unknown. A call of it that is under way runs to its end."""
+        with self._lock:
+            session = self._by_key.get(key)
+            if session is None:
+                return False
+            task = self._tasks.get(session.task)
+            if task is not None:
+                task.sessions.pop(key, None)
+                task.last = {branch: last for branch, last in task.last.items() if last != key}
+            self._forget(session)
+            return not session.calls
+
     def finish(self, task: str) -> list[str]:
         """Forget the task; the keys of its sessions."""
         with self._lock:

@@ -9,7 +9,7 @@ along without a byte copied; the rest is computed again.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
 
@@ -81,6 +81,7 @@ class LocalEngines:
             self.close()
             raise
         self.context_tokens = min(engine.context_tokens for engine in self.engines)
+        self.count_text = self.engines[0].count_text
         self._homes.update(dict.fromkeys(self.engines[0]._sessions.tasks(), self.engines[0]))
 
     # -- where a task lives
@@ -138,6 +139,10 @@ class LocalEngines:
             self._homes.pop(task, None)
         for engine in self.engines:
             engine.finish_task(task)
+
+    def finish_sessions(self, sessions: Iterable[str]) -> None:
+        for session in sessions:
+            self._of_session(session).finish_sessions((session,))
 
     def stats(self) -> Mapping[str, Any]:
         """What each device says, and the sums of what can be added."""

@@ -69,6 +69,10 @@ class Tokeniser:
             at += len(part) + 1
         return Encoded(ids=ids, borders=borders)
 
+    def count(self, text: str) -> int:
+        """Tokens of `text` as it stands, control tokens spelled out. Raises RequestInvalid as `encode` does."""
+        return len(self.encode(text).ids)
+
     def decode(self, ids: Sequence[int]) -> str:
         """Text of ids, without control tokens."""
         text: str = self._tokenizer.decode(ids, skip_special_tokens=True)
