@@ -26,6 +26,10 @@ def count(message):
     return len(message.content) // 4 + 4 + 3 * len(message.tool_calls)
 
 
+def size_of(text):
+    return count(Message(role="user", content=text))
+
+
 class Branch:
     """One conversation as a view holds it: looked at once, message by message."""
 
@@ -127,11 +131,16 @@ class FoldMachine(RuleBasedStateMachine):
         )
         made = self.folded(proposal, branch.sent, answer)
         if made is not None:
+            replaced = sum(map(count, proposal.folded)) + (size_of(branch.fold.text) if branch.fold else 0)
+            assert replaced == proposal.replaced_tokens
+            before_tokens = sum(map(count, self.folder.applied(branch.fold, branch.messages)))
+            after_tokens = sum(map(count, self.folder.applied(made, branch.messages)))
+            assert abs(before_tokens - replaced + size_of(made.text) - after_tokens) <= 24  # marks and roundings
             self.flows.append((proposal, branch.sent, made))
             branch.fold = made
         branch.sent = self.folder.applied(branch.fold, branch.messages)
         assert made is not None or branch.sent[: len(before)] == before
-        assert made is None or count(Message(role="user", content=made.text)) < proposal.replaced_tokens
+        assert made is None or size_of(made.text) < proposal.replaced_tokens
         self.told[branch.digests[-1]] = branch.sent
 
     def folded(self, proposal, sent, answer):

@@ -389,6 +389,15 @@ def test_the_summary_stands_behind_the_request_in_its_message():
     assert 8 == len(prompt)
 
 
+def test_a_system_message_between_does_not_hide_who_speaks_next():
+    """A pinned note, then a user: the summary is an assistant's, so that no two user messages meet."""
+    turns = [said("a" * 2_000), Message(role="system", content="note"), user("next"), said("b"), user("and?")]
+    folder, messages = folder_with(300, keep_last=3), [SYSTEM, user(REQUEST), *turns]
+    prompt = folder.applied(run(folder.flow(proposal_of(folder, messages), messages), Model(GOOD)), messages)
+    assert ["user", "assistant", "user", "assistant", "user"] == roles(prompt)
+    assert SUMMARY_MARK + GOOD == prompt[2].content
+
+
 def test_without_a_request_the_summary_is_a_message_of_its_own():
     """An agent that starts by itself."""
     messages = loop(10)[2:]
@@ -523,6 +532,14 @@ def test_a_summariser_with_a_small_window_gets_chunks():
     assert all(f"part {n}" in fold.text for n in range(1, len(model.prompts) + 1))
 
 
+def test_one_retry_is_all_that_a_fold_gets():
+    """The second bad answer ends it, in whatever chunk."""
+    messages, model = loop(200), Model("no", GOOD, "no", GOOD)
+    folder = folder_with(2_000, summary_window_tokens=1_500)
+    assert run(folder.flow(proposal_of(folder, messages), ()), model) is None
+    assert 3 == len(model.prompts)
+
+
 def test_a_prompt_that_the_model_calls_too_long_goes_in_chunks():
     """Its error tells its window."""
     messages, model = loop(200), Model(PromptTooLong("too long", needed_tokens=9_000, limit_tokens=1_500), GOOD)
@@ -532,7 +549,7 @@ def test_a_prompt_that_the_model_calls_too_long_goes_in_chunks():
     assert all(1 == len(prompt) for prompt in model.prompts[1:])
 
 
-@pytest.mark.parametrize("text", ["x" * 400_000, "日" * 30_000, "\U0001f600" * 10_000])
+@pytest.mark.parametrize("text", ["x" * 100_000, "日" * 30_000, "\U0001f600" * 10_000])
 def test_one_huge_message_is_cut_into_chunks_too(text):
     """A result larger than the summariser's window, in any script."""
     messages = [SYSTEM, user(REQUEST), said("", "h"), result("h", text), *loop(5, start=1)]
@@ -540,11 +557,11 @@ def test_one_huge_message_is_cut_into_chunks_too(text):
     def by_bytes(message):
         return len(message.content.encode()) // 3 + 4
 
-    folder = folder_with(2_000, window_tokens=300_000, summary_window_tokens=6_000, count=by_bytes)
+    folder = folder_with(2_000, window_tokens=300_000, summary_window_tokens=2_500, count=by_bytes)
     proposal = folder.propose(messages, digests_of(messages), list(map(by_bytes, messages)))
     model = Model(GOOD)
     assert run(folder.flow(proposal, ()), model) is not None
-    assert all(sum(map(by_bytes, prompt)) + 250 <= 6_000 for prompt in model.prompts)
+    assert all(sum(map(by_bytes, prompt)) + 256 <= 2_500 for prompt in model.prompts)
 
 
 def test_a_window_too_small_for_anything_leaves_history_or_extracts():

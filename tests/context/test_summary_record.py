@@ -171,7 +171,7 @@ def test_plain_facts_go_first_then_errors_and_facts_of_the_middle():
     assert ("item 0", "item 19") == (least.open_items[0], least.open_items[-1])
     assert ("decision 0", "decision 19") == (least.decisions[0], least.decisions[-1])
     assert ("src/f0.py", "src/f59.py") == (least.files[0], least.files[-1])
-    assert "fact 0" in least.facts
+    assert ("fact 0", "fact 59") == (least.facts[0], least.facts[-1])
     assert ("error 29",) == least.errors[-1:]
 
 

@@ -1,9 +1,9 @@
 """Which items of a summary stay when not all of them fit.
 
 The rule, from what is kept longest: the goal; then, one of each section in turn, its ends (the three oldest and three
-newest open items, decisions and files, the eight oldest facts with a number or a path, the three newest errors); then
-the rest, newest first: open items, decisions, files, facts with a number or a path, errors, and plain facts, which are
-the first to go. So what the task began with outlives what happened in its middle.
+newest open items, decisions and files, the eight oldest and four newest facts with a number or a path, the three newest
+errors); then the rest, newest first: open items, decisions, files, facts with a number or a path, errors, and plain
+facts, which are the first to go. So what the task began with outlives what happened in its middle.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 ENDS = 3
-FIRST_FACTS = 8
+FIRST_FACTS, LAST_FACTS = 8, 4
 LAST_ERRORS = 3
 _TURN = ("open_items", "decisions", "files", "facts", "errors")
 _REST = ("open_items", "decisions", "files", "hard facts", "errors", "facts")
@@ -44,9 +44,12 @@ def keep_order(items: Sequence[Item]) -> list[Item]:
 
 
 def _ends(section: str, items: list[Item]) -> list[Item]:
-    """The items that count most: from both ends in turn, of facts the oldest, of errors the newest."""
+    """The items that count most: from both ends in turn, of facts two old ones for a new one, of errors the newest."""
     if section == "facts":
-        return [item for item in items if _kind(item) == "hard facts"][:FIRST_FACTS]
+        hard = [item for item in items if _kind(item) == "hard facts"]
+        first, last = hard[:FIRST_FACTS], hard[FIRST_FACTS:][-LAST_FACTS:][::-1]
+        pairs = [first[at : at + 2] + last[at // 2 : at // 2 + 1] for at in range(0, FIRST_FACTS, 2)]
+        return [item for pair in pairs for item in pair]
     newest = items[::-1]
     if section == "errors":
         return newest[:LAST_ERRORS]
