@@ -46,7 +46,7 @@ def raw_tools_text(tools: Sequence[ToolSpec]) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Form:
-    """What is remembered of a tool. `given` is held so that its id stays its own."""
+    """What is remembered of a tool. `given` is held so that no other tool gets its id."""
 
     given: ToolSpec
     spec: ToolSpec
@@ -60,7 +60,7 @@ _by_content: dict[str, _Form] = {}
 
 def _form(tool: ToolSpec) -> _Form:
     found = _by_identity.get(id(tool))
-    if found is not None and found.given is tool:
+    if found is not None:
         return found
     raw = _raw(tool)
     form = _by_content.get(raw)

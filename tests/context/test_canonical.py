@@ -178,7 +178,7 @@ values = st.recursive(
 )  # fmt: skip
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(values)
 def test_any_value_becomes_strict_json_and_stays_so(value):
     """UTF-8, no NaN; the second time nothing changes."""

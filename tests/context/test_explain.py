@@ -124,6 +124,14 @@ def test_another_model_has_a_cache_of_its_own():
     assert 3 == back.token
 
 
+def test_what_a_model_saw_of_another_conversation_does_not_count():
+    """After a declared new beginning every model starts anew."""
+    watch = PrefixWatch(count=words)
+    watch.see([A], model="n")
+    watch.expect_break()
+    assert 3 == last(([A], {"model": "m"}), ([A, B], {"model": "n"}), watch=watch).lost_tokens
+
+
 def test_another_template_is_named_wherever_it_shows():
     """The chat template of a trace, or a layout's fixed instructions."""
     assert "template" == last(([A], {"template": "x"}), ([A, B], {"template": "y"})).cause
@@ -217,7 +225,9 @@ def used(tokens, cached, at_s, more=()):
 
 def test_an_expired_cache_is_not_the_prompts_fault():
     """The prompt extends, nothing was reused, and the last call was longer ago than the cache lives."""
-    told = last(used(2000, 0, 0), used(2100, 0, 700, [B]), lifetime_s=300, min_tokens=1024)
+    watch = PrefixWatch(lifetime_s=300, min_tokens=1024)
+    told = last(used(2000, 0, 0), used(2100, 0, 700, [B]), watch=watch)
+    assert (0, 0) == (watch.lost_tokens, watch.breaks)
     assert ("cache expired", 2000, 700.0, True) == (told.cause, told.lost_tokens, told.idle_s, told.extends)
     assert "nothing is wrong with the prompt" in told.advice
 
@@ -287,6 +297,7 @@ def test_an_explanation_in_words_and_json_keeps_the_text_to_itself():
         == str(told)
     )
     assert "SECRET" not in json.dumps(told.to_json())
+    assert "before" not in told.to_json()
     assert "1" == told.to_json(text=True)["before"]
     assert "call 1: first prompt" == str(last([A]))
     assert "call 2: extends the prompt before at byte 5" == str(last([A], [A, B]))
@@ -331,7 +342,7 @@ messages = st.builds(
 )  # fmt: skip
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=120, deadline=None)
 @given(st.lists(st.lists(messages, min_size=1, max_size=5), min_size=2, max_size=6))
 def test_places_and_sizes_are_those_of_a_plain_comparison(prompts):
     """The slow way: join all text and compare character by character."""

@@ -74,6 +74,19 @@ def test_only_leading_system_messages_are_touched():
     assert "[clock 1] 12:00" == told
 
 
+def test_fed_one_by_one_the_first_other_message_ends_it():
+    """A system message further back is history."""
+    volatile = Volatile(["clock"])
+    fed = [volatile.feed(message) for message in (system("12:00"), user("at 12:01"), system("12:02"))]
+    assert ["[clock 1] 12:00", "", ""] == [told for _, told in fed]
+    assert "12:02" == fed[2][0].content
+
+
+def test_an_empty_match_takes_nothing():
+    """x* matches everywhere."""
+    assert ((system("ab"),), "") == steady([system("ab")], ["x*"])
+
+
 def test_several_leading_messages_are_numbered_through():
     """No mark stands for two values."""
     assert "[clock 1] 12:00\n[clock 2] 12:01" == steady([system("12:00"), system("12:01")], ["clock"])[1]
