@@ -623,6 +623,14 @@ def test_a_summary_of_other_make_is_carried_on_as_facts():
     assert "the port is 5433" in fold.text
 
 
+def test_a_fold_that_would_leave_nothing_behind_it_is_not_found():
+    """It was not made for this conversation; the prompt would end in the summary."""
+    folder, messages = folder_with(500), loop(5)
+    digests = digests_of(messages)
+    folder.record(Fold(digest=b"", k=len(messages), text=GOOD), digests[-1])
+    assert folder.newest(digests) is None
+
+
 def test_a_summary_written_while_a_tool_runs_takes_effect_when_it_is_recorded():
     """Not before: the prompt that was sent meanwhile stays what it was on a resume."""
     folder, messages = folder_with(500), loop(11)
