@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from agentkv.context.check import Check, Checked
 
 MAX_LINE_BYTES = 256 << 20
+REFUSED = (ValueError, TypeError, AttributeError, RecursionError)
+"""What reading a line may end with: everything in it may be of any type."""
 SESSION_CHARS = 16
 SHOWN_CHARS = 12
 
@@ -117,7 +119,7 @@ def _read(path: Path, check: Check, take: Callable[[Checked], None], bad: dict[s
                 continue
             try:
                 call = call_of(json.loads(line))
-            except (ValueError, RecursionError, TypeError, AttributeError) as error:
+            except REFUSED as error:
                 bad["lines"] += 1
                 bad["first"] = bad["first"] or f"line {number}: {str(error)[:120] or type(error).__name__}"
                 continue

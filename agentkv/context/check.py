@@ -71,6 +71,8 @@ class Check:
     def feed(self, call: Seen) -> Checked:
         """The next call."""
         watch = self._watch(call)
+        if call.declared is not None:
+            watch.expect_break(call.declared)
         watch.see(
             call.messages, call.tools, model=call.model, template=call.template, usage=call.usage, at_s=call.at_s,
             answer=call.answer,

@@ -159,7 +159,10 @@ class Ruler:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Seen:
-    """A model call that ended, as a listener gets it. `at_s`: seconds on any clock that all calls share."""
+    """A model call that ended, as a listener gets it. `at_s`: seconds on any clock that all calls share.
+
+    `declared`: the prefix was changed on purpose for this call ("fold").
+    """
 
     session: str
     task: str
@@ -170,6 +173,7 @@ class Seen:
     at_s: float | None = None
     answer: Message | None = None
     template: str = ""
+    declared: Cause | None = None
 
 
 _listeners: tuple[Callable[[Seen], None], ...] = ()
@@ -200,13 +204,14 @@ def seen(
     at_s: float | None = None,
     answer: Message | None = None,
     template: str = "",
+    declared: Cause | None = None,
 ) -> None:
     """Tell the listeners of a model call. Costs nothing where there are none; never raises."""
     if not _listeners:
         return
     call = Seen(
         session=session, task=task, model=model, messages=tuple(messages), tools=tuple(tools),
-        usage=usage, at_s=at_s, answer=answer, template=template,
+        usage=usage, at_s=at_s, answer=answer, template=template, declared=declared,
     )  # fmt: skip
     for listener in _listeners:
         try:

@@ -6,20 +6,29 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from agentkv.cli import app
+from agentkv.cli.prefix_check import REFUSED
 from agentkv.context.bodies import call_of
+from agentkv.context.check import Check
+from agentkv.context.explain import Seen
+from agentkv.core.message import Message
 from agentkv.core.usage import Usage
 from agentkv.errors import ConfigError
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "prefix_check.py"
 SYSTEM = {"role": "system", "content": "You are careful. " * 300}
 ASK = {"role": "user", "content": "find the bug"}
+KEYS = st.sampled_from(["messages", "role", "content", "tool_calls", "function", "arguments", "name", "id", "tools", "usage",
+                        "response", "choices", "message", "text", "parameters", "session", "time", "request", "type"])  # fmt: skip
 TOOLS = [{"type": "function", "function": {"name": name, "parameters": {"type": "object"}}} for name in "ab"]
 
 
@@ -209,6 +218,36 @@ def test_help_teaches_what_a_prefix_is_and_how_to_gate() -> None:
 
 
 # -- reading a row
+
+odd = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.sampled_from(["", "a", "\ud800", "tool", "user", "f"]),
+    lambda inner: st.lists(inner, max_size=2) | st.dictionaries(KEYS, inner, max_size=4),
+    max_leaves=8,
+)
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.lists(st.dictionaries(KEYS, odd | st.lists(st.dictionaries(KEYS, odd), max_size=3), max_size=6), max_size=4))
+def test_any_row_is_a_call_or_refused_with_a_reason(rows) -> None:
+    """Nothing else is raised, in reading or in comparing."""
+    check = Check(count=lambda text, _model: len(text))
+    for row in [*rows, *({"messages": [one], "tools": [one], "usage": one, "time": 1} for one in rows)]:
+        try:
+            call = call_of(row)
+        except REFUSED:
+            continue
+        check.feed(call)
+        check.feed(call)
+    assert check.breaks <= check.calls
+
+
+def test_a_declared_fold_is_no_break_for_a_listener_either() -> None:
+    """Whoever folds tells so with the call."""
+    check = Check(count=lambda text, _model: len(text))
+    first = Seen(session="s", task="", model="", messages=(Message(role="user", content="a"),), tools=())
+    check.feed(first)
+    told = check.feed(replace(first, messages=(Message(role="user", content="b"),), declared="fold")).told
+    assert ("fold", 0) == (told.cause, check.breaks)
 
 
 @pytest.mark.parametrize(
