@@ -217,7 +217,7 @@ def _cells(row: Checked, *, text: bool) -> list[str]:
         where = f"message {told.message} ({told.role})"
     if text and where:
         where += f"\nwas {told.before[:SHOWN_CHARS]!r}\nnow {told.after[:SHOWN_CHARS]!r}"
-    cause = told.cause or ("first prompt" if told.call == 1 else "extends")
+    cause: str = told.cause or ("first prompt" if told.call == 1 else "extends")
     if told.also is not None:
         cause += f"\n(and {told.also})"
     numbers = (str(told.byte), str(told.token), str(told.lost_tokens))
