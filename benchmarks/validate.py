@@ -1,11 +1,15 @@
-"""The simulator against reality: runs of `agentkv demo --record`, each replayed with constants fitted to its own steps.
+"""The simulator against reality: recorded runs, each replayed with constants fitted to its own steps.
+
+Without options the runs are the embedded engine's at a known speed (`paced.py`): eight in two minutes, which gives the same on
+a machine that others use as well. With `--seeds 0,0,1,2` they are runs of `agentkv demo --record` with the real model,
+two or three minutes each, of which one is luck and only the mean over several says something.
 
 Figures: `stall_error`, `task_time_error`: |predicted - measured| / measured of the means over all runs, the prediction
 being the mean of 20 replays of each run on a machine as uneven as the recorded one. Beside them: the same for a machine
 of constant speed, with the constants of the run before, in the plain simulator of the policy matrix, and how far two runs with the same seed
 were from each other (A/A). What is fitted and what is not: docs/validation.md.
 
-    python benchmarks/validate.py [--seeds 0,0,1,2] [--records a.jsonl,b.jsonl] [--keep FOLDER] [--json]
+    python benchmarks/validate.py [--rounds 2] [--seeds 0,0,1,2] [--records a.jsonl,b.jsonl] [--keep FOLDER] [--json]
 """
 
 from __future__ import annotations
@@ -19,6 +23,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import paced
 from common import arguments, emit, say
 
 from agentkv.sim import record as records
@@ -36,7 +41,8 @@ RUN_LIMIT_S = 900.0
 def main() -> None:
     args = arguments(
         "Replay recorded runs of the demo in the simulator.",
-        seeds=(str, "0,0,1,2", "a run of the demo for each; the first two of a kind are the A/A"),
+        rounds=(int, 2, "runs at each size of memory, at a known speed"),
+        seeds=(str, "", "instead of these a run of the demo for each seed; the first two of a kind are the A/A"),
         records=(str, "", "records that are there already, instead of runs"),
         keep=(str, "", "a folder in which to leave the records"),
         tasks=(int, 4, "tasks of each run"),
@@ -46,12 +52,25 @@ def main() -> None:
         folder = Path(args.keep or scratch)
         folder.mkdir(parents=True, exist_ok=True)
         if args.records:
-            found = [(Path(one).stem, Path(one)) for one in args.records.split(",")]
-        else:
+            told = [(Path(one).stem, records.read(Path(one))) for one in args.records.split(",")]
+        elif args.seeds:
             seeds = args.seeds.split(",")
             found = [(f"seed {s}", record(folder / f"{i}-seed{s}.jsonl", s, args)) for i, s in enumerate(seeds)]
-        told = [(name, records.read(path)) for name, path in found]
-    emit(args, figures(told, args))
+            told = [(name, records.read(path)) for name, path in found]
+        else:
+            told = at_known_speed(folder, args.rounds)
+        emit(args, figures(told, args))
+
+
+def at_known_speed(folder: Path, rounds: int) -> list[tuple[str, Record]]:
+    """Runs of the real engine whose steps are sleeps, at each size of memory."""
+    make = paced.tiny_engines(folder / "tiny")
+    told = []
+    for number in range(rounds):
+        for blocks, host in paced.SIZES:
+            path = folder / f"{blocks}-{host}-{number}.jsonl"
+            told.append((f"{blocks}+{host} blocks", paced.recorded(make(blocks, host), path, seed=number)))
+    return told
 
 
 def record(path: Path, seed: str, args: Any) -> Path:
