@@ -134,6 +134,12 @@ def first_difference(was: str, now: str) -> int:
     return low
 
 
+def shared_chars(was: str, now: str) -> int:
+    """How many characters the two have in common at both ends."""
+    head = first_difference(was, now)
+    return head + first_difference(was[head:][::-1], now[head:][::-1])
+
+
 def _moved(old: tuple[Message, ...], new: tuple[Message, ...], index: int) -> Cause | None:
     """Whether messages were taken out or put in here: what follows is found a little further on in the other prompt."""
     ahead = slice(index + 1, index + 1 + _LOOK_AHEAD)

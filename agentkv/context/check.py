@@ -15,6 +15,9 @@ from agentkv.context.breaks import Cause
 from agentkv.context.explain import Explanation, Seen
 from agentkv.context.prefix import PrefixWatch
 
+MAX_PROMPTS = 16
+"""Prompts of one session that are watched side by side."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Checked:
@@ -27,40 +30,39 @@ class Checked:
 class Check:
     """Feed calls in their order; sessions may be mixed. Not thread-safe.
 
-    `count(text, model)` counts tokens. A call without a session belongs to the one with the same first user message:
-    a system prompt that changes is then a break, not another session.
+    `count(text, model)` counts tokens. Prompts of one session whose first messages have little in common (those of
+    several nodes) are watched each for itself. A call without a session belongs to the one with the same first user
+    message, however its system prompt changed.
     """
 
     def __init__(
         self, *, count: Callable[[str, str | None], int], lifetime_s: float | None = None, min_tokens: int = 0
     ) -> None:
         self.calls = 0
+        self.sessions = 0
+        """Prompts that were begun; the first call of each can neither extend nor break."""
         self.extending = 0
         """Calls whose prompt extends the one before in its session."""
         self._count = count
         self._lifetime_s = lifetime_s
         self._min_tokens = min_tokens
-        self._watches: dict[tuple[str, str], PrefixWatch] = {}
-
-    @property
-    def sessions(self) -> int:
-        """How many there are; the first call of each can neither extend nor break."""
-        return len(self._watches)
+        self._watches: dict[tuple[str, str], list[PrefixWatch]] = {}
+        self._all: list[PrefixWatch] = []
 
     @property
     def breaks(self) -> int:
         """Calls whose prompt does not extend the one before, declared folds not counted."""
-        return sum(watch.breaks for watch in self._watches.values())
+        return sum(watch.breaks for watch in self._all)
 
     @property
     def lost_tokens(self) -> int:
         """Tokens computed again because of breaks."""
-        return sum(watch.lost_tokens for watch in self._watches.values())
+        return sum(watch.lost_tokens for watch in self._all)
 
     @property
     def causes(self) -> Counter[Cause]:
         """How often each cause was seen, the provider's own too."""
-        return sum((watch.causes for watch in self._watches.values()), Counter())
+        return sum((watch.causes for watch in self._all), Counter())
 
     @property
     def append_share(self) -> float:
@@ -83,15 +85,22 @@ class Check:
         return Checked(session=watch.session, told=told)
 
     def _watch(self, call: Seen) -> PrefixWatch:
+        """The watch of the prompt that this call goes on with; the one that was used last, where several could be."""
         asked = next((message.content for message in call.messages if message.role == "user"), "")
-        key = ("named", call.session) if call.session else ("asked", asked)
-        if key not in self._watches:
-            name = call.session or f"#{len(self._watches) + 1}"
-            self._watches[key] = PrefixWatch(
-                name, count=functools.partial(self._counted, call.model), lifetime_s=self._lifetime_s,
-                min_tokens=self._min_tokens, warn=False,
-            )  # fmt: skip
-        return self._watches[key]
+        watches = self._watches.setdefault(("named", call.session) if call.session else ("asked", asked), [])
+        for place in reversed(range(len(watches))):
+            if not call.session or call.declared or not watches[place].is_another_prompt(call.messages):
+                watches.append(watches.pop(place))
+                return watches[-1]
+        self.sessions += 1
+        watch = PrefixWatch(
+            call.session or f"#{self.sessions}", count=functools.partial(self._counted, call.model),
+            lifetime_s=self._lifetime_s, min_tokens=self._min_tokens, warn=False,
+        )  # fmt: skip
+        self._all.append(watch)
+        watches.append(watch)
+        del watches[:-MAX_PROMPTS]
+        return watch
 
     def _counted(self, model: str, text: str) -> int:
         return self._count(text, model or None)

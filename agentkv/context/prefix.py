@@ -19,6 +19,7 @@ from agentkv.context.breaks import (
     first_difference,
     first_of,
     messages_break,
+    shared_chars,
     shared_messages,
     tools_break,
 )
@@ -33,6 +34,8 @@ __all__ = ["Break", "Cause", "PrefixWatch", "find_break"]
 
 MAX_EXPLANATIONS = 256
 MAX_MODELS = 8
+SAME_SHARE = 0.5
+"""First messages that share less than this of their characters at both ends belong to different prompts."""
 FAR_BELOW = 0.5
 """A cache was missed if less than this share of what could be reused was reused."""
 
@@ -126,12 +129,16 @@ class PrefixWatch:
     def is_another_prompt(self, messages: Sequence[Message]) -> bool:
         """True if the first message is another one altogether, so that nobody meant to extend the prompt before.
 
-        A first message in which only a value changed (a clock, a counter) is the same prompt, broken.
+        A first message that is mostly the same (but for a clock, a counter, a block of memories) is the same prompt,
+        broken.
         """
         if not self._last.messages or not messages or self._last.messages[0] is messages[0]:
             return False
         found = find_break(self._last.messages[:1], messages[:1])
-        return found is not None and found.cause not in VALUES
+        if found is None or found.cause in VALUES:
+            return False
+        was, now = message_text(self._last.messages[0]), message_text(messages[0])
+        return found.cause == "role changed" or shared_chars(was, now) < SAME_SHARE * max(len(was), len(now))
 
     def expect_break(self, cause: Cause | None = None) -> None:
         """The next prompt changes the prefix on purpose.

@@ -157,6 +157,15 @@ def test_sessions_are_told_apart_by_name_or_by_their_request(trace) -> None:
     assert (2, 0) == (told(trace(*named))["sessions"], told(trace(*named))["breaks"])
 
 
+def test_nodes_of_one_session_are_watched_each_for_itself(trace) -> None:
+    """A planner and a coder take turns; each extends its own prompt, and a clock in one of them is found."""
+    planner = rows(*[{"role": "system", "content": "You plan. " * 50}] * 3, session="s")
+    coder = rows(*map(clocked, range(3)), session="s")
+    mixed = [one for pair in zip(planner, coder, strict=True) for one in pair]
+    result = told(trace(*mixed))
+    assert (2, 2, {"clock": 2}) == (result["sessions"], result["breaks"], result["causes"])
+
+
 def test_the_answer_in_a_record_shows_what_was_dumped_again(trace) -> None:
     """Case P6: the model wrote other bytes than the next prompt holds."""
     first, second = rows(SYSTEM, SYSTEM)

@@ -132,6 +132,23 @@ def test_what_a_model_saw_of_another_conversation_does_not_count():
     assert 3 == last(([A], {"model": "m"}), ([A, B], {"model": "n"}), watch=watch).lost_tokens
 
 
+@pytest.mark.parametrize(
+    ("was", "now", "another"),
+    [
+        ("Which test failed?", "Which fruit is red?", True),
+        ("You are careful. " * 9 + "Memory: tea", "You are careful. " * 9 + "Memory: likes dogs", False),
+        ("Memory: tea. " + "You are careful. " * 9, "Memory: likes dogs. " + "You are careful. " * 9, False),
+        ("at 12:00", "at 13:30", False),
+        ("same", "same", False),
+    ],
+)
+def test_a_first_message_that_is_mostly_the_same_is_the_same_prompt(was, now, another):
+    """Case P3: memories in the system prompt are a break; another node's prompt is none."""
+    watch = PrefixWatch()
+    watch.see([user(was)])
+    assert another == watch.is_another_prompt([user(now)])
+
+
 def test_another_template_is_named_wherever_it_shows():
     """The chat template of a trace, or a layout's fixed instructions."""
     assert "template" == last(([A], {"template": "x"}), ([A, B], {"template": "y"})).cause
