@@ -34,7 +34,7 @@ def mended(message: Message, names: frozenset[str] = frozenset()) -> Message:
     same = (role, content, answers, name) == (message.role, message.content, message.tool_call_id, message.name)
     if same and calls is message.tool_calls:
         return message
-    return Message(role=role, content=content, tool_calls=calls, tool_call_id=answers, name=name)
+    return replace(message, role=role, content=content, tool_calls=calls, tool_call_id=answers, name=name)
 
 
 def clean(text: str) -> str:
