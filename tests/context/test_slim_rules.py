@@ -397,3 +397,32 @@ def test_errors_in_the_middle_of_a_very_long_log_are_found():
     assert "FATAL could not open ledger: disk full" in once.text
     assert once.text.startswith("request 0 from client-0")
     assert "request 59999 from" in once.text
+
+
+PAGE = """<!DOCTYPE html><html><head><title>Orders &amp; more</title><style>p{color:red}</style>
+<script>var hidden = '<p>no</p>';</script></head><body><nav><a href="/x">Menu</a></nav><!-- <p>no</p> -->
+<h2 class="big">Late orders</h2><p>Three   orders are
+late, see <a href="https://example.org/7">order 7</a>.</p><ul><li>seven<li>eight</ul><SCRIPT>no</SCRIPT><br>end</body></html>"""
+
+
+def test_a_web_page_is_its_words():
+    """Headings, paragraphs, items and links' texts; no scripts, styles, menus or comments."""
+    expected = ["# Orders & more", "## Late orders", "Three orders are late, see order 7.", "- seven", "- eight", "end"]
+    assert expected == slim(PAGE, command="curl x", small_tokens=20).text.split("\n")[:-1]
+    assert PAGE == slim(PAGE, command="cat index.html", small_tokens=20).text
+
+
+@pytest.mark.parametrize("piece", ["<script>", "<", "<a ", "<!--", "&amp", "</p", "<script>x</SCRIPT>"])
+def test_a_broken_page_takes_no_longer_than_a_whole_one(piece):
+    """Tags that are never closed are looked for once."""
+    assert slim("<html>" + piece * (400_000 // len(piece))).kept_tokens <= 1500
+
+
+def test_what_saves_little_is_not_worth_a_change():
+    """A text that fits keeps its bytes unless a rule saves a good part of it."""
+    text = "\n".join(
+        f"module_{n}.py:{n}:a hit with rather many words, so that its file's name is a small part of it"
+        for n in range(12)
+    )
+    assert text == slim(text, command="grep -n hit").text
+    assert "none" == slim(text, command="grep -n hit").rule

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from agentkv.context.slim import builds, diffs, installs, jsons, listings, logs, runners
+from agentkv.context.slim import builds, diffs, installs, jsons, listings, logs, pages, runners
 from agentkv.context.slim.jsontext import looks_like_json
 from agentkv.context.slim.rule import Rule, SlimRules
 from agentkv.context.slim.verbatim import is_file, outline
@@ -15,6 +15,7 @@ def default_rules() -> SlimRules:
         Rule(
             name="json", matches=lambda _tool, _command, text: looks_like_json(text), apply=jsons.thin, over_only=True
         ),
+        Rule(name="page", matches=pages.is_page, apply=pages.page),
         Rule(name="pytest", matches=runners.is_pytest, apply=runners.pytest_run),
         Rule(name="diff", matches=diffs.is_diff, apply=diffs.diff),
         Rule(name="build", matches=builds.is_build, apply=builds.build),
