@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from agentkv.budget.bill import Bill
     from agentkv.budget.limits import Budget
+    from agentkv.context.options import Context
     from agentkv.core.forecast import Forecast
     from agentkv.core.hint import Hint, HintKind
     from agentkv.core.message import Message, ToolCall, ToolSpec
@@ -40,6 +41,7 @@ __all__ = [
     "Chunk",
     "Closed",
     "ConfigError",
+    "Context",
     "Forecast",
     "Generation",
     "Hint",
@@ -69,6 +71,7 @@ _HOMES = {
     "Chunk": "agentkv.engine.base",
     "Closed": "agentkv.errors",
     "ConfigError": "agentkv.errors",
+    "Context": "agentkv.context.options",
     "Forecast": "agentkv.core.forecast",
     "Generation": "agentkv.engine.base",
     "Hint": "agentkv.core.hint",

@@ -17,11 +17,9 @@ from agentkv_langgraph.demo.project import Project, sample_project, user_project
 from agentkv_langgraph.demo.record import Recorder, Turn, Wait, replay_task
 from agentkv_langgraph.demo.runner import Crew
 from agentkv_langgraph.demo.settings import Memory
-from agentkv_langgraph.demo.tools import Stopped, clip, run_tool
+from agentkv_langgraph.demo.tools import Stopped, run_tool
 from agentkv_langgraph.demo.worklist import work_list
 from agentkv_langgraph.demo.workshop import workshop
-from hypothesis import given
-from hypothesis import strategies as st
 
 from agentkv.core.residency import Residency
 from agentkv.errors import ConfigError
@@ -88,30 +86,6 @@ def test_a_flood_of_output_is_cut_without_being_held(tmp_path) -> None:
     assert len(output) < 300_000
     assert output.startswith("first")
     assert output.endswith("last")
-
-
-def count_words(text: str) -> int:
-    return len(text.split())
-
-
-@given(st.text(alphabet="ab \n", max_size=4000), st.integers(min_value=16, max_value=200))
-def test_clipped_output_never_exceeds_its_bound(text, limit) -> None:
-    """Whatever the text; short ones are untouched."""
-    clipped = clip(text, limit, count_words)
-    assert count_words(clipped) <= limit
-    if text and len(text) <= 12 * limit and count_words(text) <= limit:
-        assert text == clipped
-
-
-def test_clipped_output_keeps_head_and_tail_and_says_what_is_missing() -> None:
-    """Whole lines from both ends."""
-    text = "\n".join(f"line {n}" for n in range(1000))
-    clipped = clip(text, 60, count_words)
-    assert clipped.startswith("line 0\n")
-    assert clipped.endswith("line 999")
-    assert "characters left out" in clipped
-    assert 40 < count_words(clipped) <= 60
-    assert "(no output)" == clip("", 60, count_words)
 
 
 def snapshot(root) -> dict[str, tuple[int, bytes]]:

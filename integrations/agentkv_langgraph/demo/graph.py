@@ -28,8 +28,8 @@ class State(TypedDict):
     output: str
 
 
-def build_graph(kv: AgentKV, *, model: ChatAgentKV, run: Callable[[WorkItem], str], clip: Callable[[str], str]) -> Any:
-    """The compiled graph. `run` runs a tool, `clip` cuts its output to the bound."""
+def build_graph(kv: AgentKV, *, model: ChatAgentKV, run: Callable[[WorkItem], str]) -> Any:
+    """The compiled graph. `run` runs a tool; what it prints is slimmed before it enters the state."""
 
     @kv.node
     def plan(state: State) -> dict[str, Any]:
@@ -38,14 +38,14 @@ def build_graph(kv: AgentKV, *, model: ChatAgentKV, run: Callable[[WorkItem], st
     @kv.node
     def run_tool(state: State) -> dict[str, Any]:
         item, *left = state["todo"]
-        with kv.tool(item["tool"], args={"cmd": item["command"]}):
-            output = run(item)
+        with kv.tool(item["tool"], args={"cmd": item["command"]}) as call:
+            output = call.slim(run(item))
         return {"output": output, "todo": left, "done": [*state["done"], item]}
 
     @kv.node
     def read_result(state: State) -> dict[str, Any]:
         command = state["done"][-1]["command"]
-        result = HumanMessage(f"$ {command}\n{clip(state['output'])}\n\nWhat does this tell us?")
+        result = HumanMessage(f"$ {command}\n{state['output'] or '(no output)'}\n\nWhat does this tell us?")
         return {"messages": [result, model.invoke([*state["messages"], result])], "output": ""}
 
     @kv.node

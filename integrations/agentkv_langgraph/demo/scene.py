@@ -17,7 +17,6 @@ from typing import Any
 from rich.console import Console
 
 from agentkv.budget.limits import Budget
-from agentkv.engine.base import Request
 from agentkv.policy import make_policy
 from agentkv_langgraph.chat import ChatAgentKV
 from agentkv_langgraph.demo import board as boards
@@ -29,12 +28,11 @@ from agentkv_langgraph.demo.project import Project, sample_project, user_project
 from agentkv_langgraph.demo.record import Recorder, Step, replay_task
 from agentkv_langgraph.demo.runner import Crew, run_task
 from agentkv_langgraph.demo.settings import MakeKV, Settings
-from agentkv_langgraph.demo.tools import clip, run_tool
+from agentkv_langgraph.demo.tools import run_tool
 from agentkv_langgraph.demo.view import watch
-from agentkv_langgraph.demo.worklist import goal, work_list
+from agentkv_langgraph.demo.worklist import WorkItem, goal, work_list
 
 ANSWER_TOKENS = 48
-OUTPUT_TOKENS = 768
 _LISTED_FILES = 30
 _JOIN_S = 30.0
 
@@ -130,19 +128,12 @@ def instructions(project: Project) -> str:
 
 
 def _agent(recorder: Any, project: Project, settings: Settings, stop: threading.Event, *, seed: int) -> Any:
-    def count(text: str) -> int:
-        counted: int = recorder.engine.count_tokens(Request(prompt=text))
-        return counted
+    def run(item: WorkItem) -> str:
+        output = run_tool(item["argv"], cwd=project.root, env=project.env, timeout_s=settings.tool_timeout_s, stop=stop)
+        return output.replace(str(project.root), ".")
 
     model = ChatAgentKV(recorder, max_tokens=ANSWER_TOKENS, temperature=0.7, top_p=0.9, seed=seed)
-    return build_graph(
-        recorder,
-        model=model,
-        run=lambda item: run_tool(
-            item["argv"], cwd=project.root, env=project.env, timeout_s=settings.tool_timeout_s, stop=stop
-        ),
-        clip=lambda text: clip(text.replace(str(project.root), "."), OUTPUT_TOKENS, count),
-    )
+    return build_graph(recorder, model=model, run=run)
 
 
 @contextmanager

@@ -9,7 +9,7 @@ from typing import Any
 
 from rich.console import Console
 
-from agentkv import AgentKV
+from agentkv import AgentKV, Context
 from agentkv.core.residency import Policy
 from agentkv.errors import ConfigError
 from agentkv.policy import make_policy
@@ -17,6 +17,8 @@ from agentkv.units import format_bytes, parse_bytes
 
 OFF = ("none", "off", "0")
 DEFAULT_POLICY = "lazy"
+CONTEXT = Context(slim_tokens=768, soft_mark=2400, low_share=0.5, summarise="extract")
+"""Small enough for a few turns to reach the mark. A model of this size cannot write a summary: it is extracted."""
 MakeKV = Callable[..., Any]
 """Makes the AgentKV of a run: `make(tiers=True, policy=..., saved=True)`; `saved`: its bills go to the ledger file."""
 
@@ -89,6 +91,7 @@ class Memory:
                 host_memory=self.host_bytes if tiers else None,
                 disk=disk if tiers else None,
                 policy=policy,
+                context=CONTEXT,
                 ledger=None if saved else "memory",
                 progress=lambda sentence: console.print(sentence, style="dim"),
             )

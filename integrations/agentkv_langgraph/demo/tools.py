@@ -1,7 +1,4 @@
-"""Running a tool: a real program in its own process group, with a deadline, ended at once when the demo is.
-
-Also: cutting its output to a token bound on arrival, so that what enters the context never changes afterwards.
-"""
+"""Running a tool: a real program in its own process group, with a deadline, ended at once when the demo is."""
 
 from __future__ import annotations
 
@@ -13,7 +10,7 @@ import subprocess
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import BinaryIO
 
@@ -76,29 +73,3 @@ def _text_of(out: BinaryIO) -> str:
         out.seek(size - _KEPT_BYTES)
         data = data[:_KEPT_BYTES] + b"\n[...]\n" + out.read()
     return _TERMINAL_CODES.sub("", data.decode("utf-8", "replace")).strip()
-
-
-def clip(text: str, limit_tokens: int, count_tokens: Callable[[str], int]) -> str:
-    """`text` within `limit_tokens`: its head and its tail, and a line that says how much was left out."""
-    text = text or "(no output)"
-    if len(text) > 12 * limit_tokens:  # no tokenizer packs that much into the bound, so don't make it count all of it
-        text = _middle_out(text, 12 * limit_tokens)
-    kept = len(text)
-    while kept > 0:
-        candidate = _middle_out(text, kept)
-        used = count_tokens(candidate)
-        if used <= limit_tokens:
-            return candidate
-        kept = min(kept - 1, int(kept * limit_tokens / used * 0.95))
-    return ""
-
-
-def _middle_out(text: str, kept: int) -> str:
-    """About `kept` characters of `text`: a third from its head, the rest from its tail, whole lines where possible."""
-    if len(text) <= kept:
-        return text
-    head, tail = text[: kept // 3], text[len(text) - (kept - kept // 3) :]
-    head = head[: head.rfind("\n") + 1] or head
-    tail = tail[tail.find("\n") + 1 :] or tail
-    left_out = len(text) - len(head) - len(tail)
-    return f"{head.rstrip()}\n[... {left_out} characters left out ...]\n{tail}"
