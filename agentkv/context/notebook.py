@@ -21,8 +21,8 @@ from agentkv.context.notefiles import NoteFiles
 from agentkv.core.message import Message
 from agentkv.errors import ConfigError
 
-MAX_ENTRIES = 20_000
-"""A fold with a summary is 1-4 kB, so at most some 50 MB; a conversation needs a handful."""
+MAX_ENTRIES = 5_000
+"""A conversation needs a handful of folds and a note a call; a full notebook of 1-4 kB each is read in 0.3 s."""
 _Kind = Literal["fold", "note"]
 _SEED = b"agentkv.chain/1"
 _HEX = re.compile(r"(?:[0-9a-f]{2})*")

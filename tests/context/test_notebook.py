@@ -9,7 +9,7 @@ import threading
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agentkv import log
@@ -42,6 +42,7 @@ messages = st.builds(
 )
 
 
+@settings(deadline=None)
 @given(messages, messages)
 def test_two_messages_share_a_digest_only_if_they_are_equal(one, other):
     """No field runs into the next: "a" + "bc" is not "ab" + "c", None is not ""."""

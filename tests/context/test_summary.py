@@ -203,7 +203,7 @@ def history(kinds):
     return messages
 
 
-@settings(max_examples=200)
+@settings(max_examples=200, deadline=None)
 @given(histories, st.integers(0, 300), st.integers(0, 10))
 def test_any_history_keeps_pairs_requests_system_and_order(kinds, soft_tokens, keep_last):
     """Every tool result has its call and every answered call its result; what must stay stays, in order."""
@@ -230,6 +230,7 @@ def test_any_history_keeps_pairs_requests_system_and_order(kinds, soft_tokens, k
     assert positions[: len(positions)] == sorted(positions) or kept[0].role == "system"
 
 
+@settings(deadline=None)
 @given(histories)
 def test_groups_lose_nothing(kinds):
     """Put together again they are the messages."""

@@ -212,6 +212,14 @@ def test_what_does_not_pay_is_deferred_with_its_reason():
     assert run(folder.flow(proposal, messages), Model(GOOD)) is None
 
 
+def test_a_first_choice_that_does_not_pay_gives_way_to_the_deepest():
+    """A high low mark would fold too little for what it breaks."""
+    options = {"soft_tokens": 500, "low_share": 0.95}
+    gentle, strict = (proposal_of(folder_with(max_payback_calls=n, **options), loop(10)) for n in (9, 1))
+    assert ("fold", "fold") == (gentle.kind, strict.kind)
+    assert (16, True) == (strict.k, gentle.k < 16)
+
+
 def test_what_was_deferred_is_free_when_the_prefix_breaks_anyway():
     """Nothing is computed again that would not be."""
     messages = [*loop(3), *loop(3, words=150, start=3)]
@@ -562,6 +570,34 @@ def test_one_huge_message_is_cut_into_chunks_too(text):
     model = Model(GOOD)
     assert run(folder.flow(proposal, ()), model) is not None
     assert all(sum(map(by_bytes, prompt)) + 256 <= 2_500 for prompt in model.prompts)
+
+
+def test_tools_take_their_part_of_the_summarisers_window():
+    """The prompt alone would fit, with its schemas it does not."""
+    messages = loop(20)
+    for tools_tokens, prompt_messages in ((0, 43), (900, 1)):
+        folder, model = folder_with(1_000, summary_window_tokens=2_000), Model(GOOD)
+        run(folder.flow(proposal_of(folder, messages, tools_tokens=tools_tokens), messages), model)
+        assert prompt_messages == len(model.prompts[0])
+
+
+def test_hundreds_of_chunks_are_refused_before_the_first():
+    """One summary does not cost a hundred calls."""
+    messages, model = [SYSTEM, user(REQUEST), said("", "h"), result("h", "x" * 400_000), *loop(5, start=1)], Model(GOOD)
+    folder = folder_with(2_000, summary_window_tokens=1_000)
+    assert run(folder.flow(proposal_of(folder, messages), ()), model) is None
+    assert [] == model.prompts
+
+
+def test_an_extract_longer_than_what_it_replaces_is_no_fold():
+    """Tiny turns behind a long request: nothing would be saved."""
+    messages = [SYSTEM, user("long request " * 300)]
+    for i in range(12):
+        messages += [said("", f"t{i}"), result(f"t{i}", "1")]
+    folder = folder_with(500)
+    proposal = proposal_of(folder, messages, breaks_anyway=True)
+    assert "fold" == proposal.kind
+    assert folder.extracted(proposal) is None
 
 
 def test_a_window_too_small_for_anything_leaves_history_or_extracts():

@@ -28,6 +28,7 @@ summaries = st.fixed_dictionaries({
 }).map(Summary.of)  # fmt: skip
 
 
+@settings(deadline=None)
 @given(summaries)
 def test_a_summary_comes_back_from_its_text(summary):
     """Whatever the items are: blanks, colons, bullets, any script."""
@@ -85,6 +86,7 @@ def test_the_instruction_said_back_is_no_summary():
     assert told is None
 
 
+@settings(deadline=None)
 @given(st.text(max_size=300))
 def test_reading_never_raises(text):
     """Any text is a summary or None."""
@@ -120,6 +122,7 @@ def test_a_short_done_note_closes_no_longer_item():
     assert ("write tests",) == FULL.merged(Summary(open_items=("done: t",))).open_items
 
 
+@settings(deadline=None)
 @given(summaries, summaries)
 def test_merging_twice_changes_nothing_more(older, newer):
     """The same answer given again adds nothing."""
@@ -132,7 +135,7 @@ def test_a_summary_that_fits_is_left_as_it_is():
     assert FULL.bounded(10_000, size) is FULL
 
 
-@settings(max_examples=60)
+@settings(max_examples=60, deadline=None)
 @given(summaries, summaries, st.integers(0, 120))
 def test_a_bounded_summary_fits_and_invents_nothing(older, newer, max_tokens):
     """Every item of it was there before."""

@@ -40,12 +40,16 @@ class _Tries:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Asking:
-    """`size` answers the tokens of a text, `window_tokens` is the summariser's (None: it takes all)."""
+    """`count` answers the tokens of a message, `window_tokens` is the summariser's (None: it takes all)."""
 
-    size: Callable[[str], int]
+    count: Callable[[Message], int]
     window_tokens: int | None
     summary_tokens: int
     redact: Callable[[str], str] | None
+
+    def size(self, text: str) -> int:
+        """Tokens of `text` as a message."""
+        return self.count(Message(role="user", content=text))
 
     def summary(
         self, proposal: Proposal, sent: Sequence[Message]
@@ -71,8 +75,7 @@ class Asking:
     def _fits(self, prompt: Prompt, window: int | None, tools_tokens: int) -> bool:
         if window is None:
             return True
-        texts = (part for message in prompt for part in (message.content, *(c.arguments for c in message.tool_calls)))
-        asked = tools_tokens + sum(map(self.size, texts)) + self.size(INSTRUCTION)
+        asked = tools_tokens + sum(map(self.count, prompt)) + self.size(INSTRUCTION)
         return asked + self.summary_tokens + _SLACK_TOKENS <= window
 
     def _chunked(

@@ -74,10 +74,9 @@ class Folder:
             reserve_tokens=reserve_tokens,
         )
         self._notebook = notebook
-        self._count = count
         self._fallback = fallback
         self._asking = Asking(
-            size=self._size,
+            count=count,
             window_tokens=summary_window_tokens or window_tokens,
             summary_tokens=self._marks.summary,
             redact=redact,
@@ -127,7 +126,7 @@ class Folder:
             tokens,
             tools_tokens=tools_tokens,
             fold=fold,
-            summary_tokens=0 if fold is None else self._size(fold.text),
+            summary_tokens=0 if fold is None else self._asking.size(fold.text),
             fresh_tokens=fresh_tokens,
             breaks_anyway=breaks_anyway,
         )
@@ -161,16 +160,13 @@ class Folder:
         return self._notebook.put_fold(replace(fold, digest=digest))
 
     def _made(self, proposal: Proposal, written: Summary, *, record: bool) -> Fold | None:
-        text = _previous(proposal).merged(written).bounded(self._marks.summary, self._size).text()
-        if not text or self._size(text) >= proposal.replaced_tokens:
+        text = _previous(proposal).merged(written).bounded(self._marks.summary, self._asking.size).text()
+        if not text or self._asking.size(text) >= proposal.replaced_tokens:
             failed("summary_failed", error="the summary is not shorter than what it replaces")
             return None
         made = Fold(digest=proposal.digest, k=proposal.k, text=text, pinned=proposal.pinned)
         count_event("folded")
         return self._notebook.put_fold(made) if record else made
-
-    def _size(self, text: str) -> int:
-        return self._count(Message(role="user", content=text))
 
 
 def _previous(proposal: Proposal) -> Summary:
