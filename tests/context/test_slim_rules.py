@@ -126,6 +126,18 @@ def test_a_pytest_run_keeps_failures_with_their_reasons_and_counts():
     assert lines[-1].startswith("[agentkv: ")
 
 
+def test_a_run_that_was_stopped_keeps_the_failures_it_told_of():
+    """Without a short summary the progress lines are all there is."""
+    text = (
+        PYTEST.split("=================================== FAILURES", maxsplit=1)[0]
+        + "\n".join(f"noise {n}" for n in range(99))
+        + "\nTerminated"
+    )
+    once = slim(text, command="pytest -v", max_tokens=300)
+    assert "tests/test_a.py::test_two FAILED" in once.text
+    assert "tests/test_a.py::test_one PASSED" not in once.text
+
+
 def test_a_green_run_is_its_count():
     """Nothing else is worth a token."""
     green = "".join(f"tests/test_a.py::test_{n} PASSED [{n}%]\n" for n in range(99))
@@ -140,13 +152,13 @@ def test_a_green_run_is_its_count():
         ("test orders::part_{n} ... ok", "test result: FAILED. 60 passed; 1 failed"),
         ("=== RUN   TestPart{n}\n--- PASS: TestPart{n} (0.00s)", "--- FAIL: TestOther (0.01s)"),
         ("  ✓ adds part {n} (3 ms)", "Tests: 1 failed, 60 passed, 61 total"),
-        ("ok {n} - part", "not ok 61 - other"),
+        ("ok 12 - part {n}", "not ok 61 - other"),
         ("[ RUN      ] Part.{n}\n[       OK ] Part.{n} (0 ms)", "[  FAILED  ] Other.it (1 ms)"),
     ],
 )
 def test_other_runners_lose_their_passing_lines_too(passing, rest):
     """unittest, cargo, go, jest, TAP, googletest."""
-    text = "\n".join([*(passing.format(n=n) for n in range(60)), rest])
+    text = "\n".join([*(passing.format(n=chr(97 + n % 26) + chr(97 + n // 26)) for n in range(60)), rest])
     once = slim(text)
     assert "tests" == once.rule
     assert rest in once.text
@@ -179,12 +191,13 @@ def test_findings_with_an_arrow_become_one_line():
 def test_an_install_keeps_errors_and_what_was_installed():
     """Names of what was fetched stand on one line."""
     text = "".join(
-        f"Collecting package{n}\n  Downloading package{n}-1.0.whl (1.2 MB)\n  Link requires a different Python\n"
+        f"Collecting package{n}\n  Downloading package{n}-1.0.whl (1.2 MB)\n  Link requires a different Python\nWARNING: cache {n} is off\n"
         for n in range(30)
     )
     text += "WARNING: running as root\nERROR: No matching distribution found for nothing\nSuccessfully installed package1-1.0\n"
     once = slim(text, command="pip install -v x")
     assert once.text.startswith("packages: package0 package1 ")
+    assert "WARNING: cache 0 is off (x30 like this)" in once.text
     for line in text.split("\n")[-4:]:
         assert line in once.text
     assert once.kept_tokens * 5 < once.raw_tokens
@@ -249,6 +262,19 @@ def test_json_of_many_items_keeps_first_last_and_those_that_tell_of_a_failure():
     assert f"{900 - len(shown)} more of 900 items" == found["rows"][-1]
     assert {"id", "state", "text"} == shown[0].keys()
     assert "token expired" == next(row for row in shown if row["id"] == 500)["reason"]
+
+
+def test_deep_json_is_the_same_wherever_it_is_slimmed():
+    """How much of the interpreter's stack is left makes no difference; the answer is JSON."""
+
+    def deeper(levels: int) -> str:
+        return slim(text).text if levels == 0 else deeper(levels - 1)
+
+    for depth in (50, 300, 900, 5000):
+        text = '{"a":[1,' * depth + '"x"' + "]}" * depth + " " * 5
+        text = f"[{', '.join([text] * 3)}, {list(range(3000))}]"
+        assert deeper(0) == deeper(600)
+        assert isinstance(json.loads(deeper(0)), list)
 
 
 def test_json_that_fits_only_loses_its_blanks():
