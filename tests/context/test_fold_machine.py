@@ -97,10 +97,16 @@ class FoldMachine(RuleBasedStateMachine):
         self.number += 1
         self.take([Message(role="assistant", content=f"said {self.number} " * words), self.user()], answer)
 
-    @rule(answer=answers)
-    def system_speaks(self, answer):
+    @rule(answer=answers, alone=st.booleans())
+    def system_speaks(self, answer, alone):
         self.number += 1
-        self.take([Message(role="system", content=f"note {self.number}"), self.user()], answer)
+        note = Message(role="system", content=f"note {self.number}")
+        self.take([note] if alone else [note, self.user()], answer)
+
+    @rule(words=st.integers(0, 30), answer=answers)
+    def an_assistant_speaks_last(self, words, answer):
+        self.number += 1
+        self.take([Message(role="assistant", content=f"said {self.number} " * words)], answer)
 
     @rule(data=st.data(), calls=st.integers(1, 6), words=st.integers(0, 40), answer=answers)
     def tools_run(self, data, calls, words, answer):

@@ -406,6 +406,16 @@ def test_a_system_message_between_does_not_hide_who_speaks_next():
     assert SUMMARY_MARK + GOOD == prompt[2].content
 
 
+def test_a_system_message_alone_is_no_turn_to_leave_behind():
+    """Who speaks behind the summary must be known, or the next message would change the summary's form."""
+    messages = [*loop(8), Message(role="system", content="note")]
+    folder = folder_with(100, keep_last=0)
+    fold = run(folder.flow(proposal_of(folder, messages), messages), Model(GOOD))
+    assert 16 == fold.k
+    before = folder.applied(fold, messages)
+    assert before == folder.applied(fold, [*messages, user("next")])[:-1]
+
+
 def test_without_a_request_the_summary_is_a_message_of_its_own():
     """An agent that starts by itself."""
     messages = loop(10)[2:]

@@ -156,7 +156,10 @@ def _cuts(
     moved = sum(tokens[index] for index in pinned if stay.get(index))
     behind = sum(tokens[k:])
     cuts: list[_Cut] = []
-    for group in groups(messages[k:])[:-1]:
+    turns = groups(messages[k:])
+    while turns and turns[-1][0].role == "system":
+        turns.pop()  # a turn must stay behind the summary: whose it is decides what form the summary has
+    for group in turns[:-1]:
         for index in range(k, k + len(group)):
             behind -= tokens[index]
             if index in stay:
