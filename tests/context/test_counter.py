@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from agentkv import log
 from agentkv.context import counter as module
+from agentkv.context.canonical import tools_text
 from agentkv.context.counter import FILE_TOKENS, MESSAGE_TOKENS, Counted, Counter
 from agentkv.context.images import audio_tokens, image_size, image_tokens
 from agentkv.context.tokens import TextCounter
@@ -113,7 +114,7 @@ def test_a_prompt_that_was_folded_counts_like_a_new_one():
     counter = Counter(Words())
     messages = [turn(number) for number in range(10)]
     counter.prompt(messages)
-    for changed in ([*messages[:3], turn(77), *messages[4:]], messages[2:], messages[::-1], messages[:1], []):
+    for changed in ([*messages[:3], turn(77, words=99), *messages[4:]], messages[2:], messages[::-1], messages[:1], []):
         assert Counter(Words()).prompt(changed) == counter.prompt(changed)
 
 
@@ -140,22 +141,34 @@ def test_calls_count_with_their_name_and_arguments():
     assert MESSAGE_TOKENS + 1 + 4 == Counter(Words()).message(Message(role="assistant", tool_calls=(call,)))
 
 
-def test_tools_are_counted_once_per_set():
+def test_tools_are_counted_once_per_set(monkeypatch):
     """Thirty schemas are serialised and counted in the first call only."""
+    serialised = []
+    monkeypatch.setattr(module, "tools_text", lambda specs: serialised.append(1) or tools_text(specs))
     words = Words()
     counter = Counter(words)
     specs = [ToolSpec(name=f"t{i}", description="a b c", parameters={"type": "object"}) for i in range(30)]
     assert counter.tools(specs) == counter.tools(tuple(specs)) > 30
-    assert 1 == words.calls
+    assert (1, [1]) == (words.calls, serialised)
     assert 0 == counter.tools([])
     assert counter.prompt([], specs) == counter.tools(specs)
 
 
-def test_a_schema_with_a_cycle_is_counted_by_its_names():
+def test_a_schema_with_a_cycle_has_a_count():
     """It is no JSON; counting does not raise."""
     loop = {"type": "object"}
     loop["properties"] = loop
-    assert 0 < Counter(Words()).tools([ToolSpec(name="t", description="a b c", parameters=loop)]) < 20
+    assert 0 < Counter(Words()).tools([ToolSpec(name="t", description="a b c", parameters=loop)]) < 1000
+
+
+def test_a_schema_that_cannot_be_serialised_is_counted_by_its_names(monkeypatch):
+    """A counter and a log line."""
+
+    def refuse(_specs):
+        raise TypeError("not JSON")
+
+    monkeypatch.setattr(module, "tools_text", refuse)
+    assert 4 + 1 + 3 == Counter(Words()).tools([ToolSpec(name="t", description="a b c", parameters={})])
 
 
 @pytest.mark.parametrize(

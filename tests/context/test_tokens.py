@@ -134,7 +134,8 @@ def test_a_damaged_cache_file_is_not_used_and_not_replaced(tmp_path, damage, no_
     """tiktoken would delete it and download; we leave it and estimate."""
     path = put_in_cache(tmp_path)
     path.write_bytes(damage(path.read_bytes()))
-    assert count_text("hello world", "gpt-4") == estimate("hello world")
+    assert count_text(SAMPLES["chinese"], "gpt-4") == estimate(SAMPLES["chinese"])
+    assert not TextCounter("gpt-4").exact
     assert path.exists()
 
 

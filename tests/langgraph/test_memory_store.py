@@ -76,9 +76,10 @@ def test_a_memory_of_one_namespace_is_never_recalled_in_another(memory):
         assert [f"The secret code word is {'zebra' * (number + 1)}."] == found
 
 
-def test_a_root_that_is_the_beginning_of_another_sees_nothing_of_it():
+@pytest.mark.parametrize("make", [InMemoryStore, with_vectors])
+def test_a_root_that_is_the_beginning_of_another_sees_nothing_of_it(make):
     """Two applications share one store."""
-    store = InMemoryStore()
+    store = make()
     with StoreMemory(store, root=("app",)) as one:
         space = one._space(None)
         with StoreMemory(store, root=space) as two:
