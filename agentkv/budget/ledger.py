@@ -9,7 +9,8 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict
 from dataclasses import asdict, dataclass, field, fields
-from typing import Any, ClassVar, Protocol
+from decimal import Decimal, InvalidOperation
+from typing import Any, ClassVar, Protocol, get_args
 
 from agentkv.core.usage import Timing, Usage
 from agentkv.log import count, failed
@@ -23,7 +24,11 @@ class ModelCall:
     """One model call, however it ended: "ok", "aborted" (cancelled) or "failed". Each attempt is its own fact.
 
     `estimated`: the engine gave no usage and we counted. `visible`: its output went to the user; None = not told.
-    `purpose`: "answer", or "summary" for a call that was made to keep the context short.
+    `purpose`: "answer", or "summary" for a call that was made to keep the context short. `cost_usd`: None where no
+    price is known; `price` says which row of which table it came from, or "self-hosted". `device_s`: busy device
+    seconds of this call. `served_locally`: a response cache answered, so it cost nothing. `loop`: whose cap it counted
+    against (retry, reflection, correction ...). `cached_by`: cached tokens by "device", "host", "disk" or "provider",
+    as far as that is known. `error` names the error's class, `outcome_type` what kind of task the call was made for.
     """
 
     kind: ClassVar[str] = "model_call"
@@ -41,6 +46,15 @@ class ModelCall:
     estimated: bool = False
     visible: bool | None = None
     purpose: str = "answer"
+    cost_usd: Decimal | None = None
+    price: str = ""
+    service_tier: str = ""
+    device_s: float = 0.0
+    served_locally: bool = False
+    loop: str = ""
+    cached_by: dict[str, int] = field(default_factory=dict)
+    error: str = ""
+    outcome_type: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,14 +125,57 @@ class TaskFact:
     final: bool = False
 
 
-Fact = ModelCall | ToolCallFact | MoveFact | ContextFact | TaskFact
-_KINDS: dict[str, type[Fact]] = {cls.kind: cls for cls in (ModelCall, ToolCallFact, MoveFact, ContextFact, TaskFact)}
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AgentMessageFact:
+    """One agent said something to another; `tokens` of it."""
+
+    kind: ClassVar[str] = "agent_message"
+    task: str
+    session: str = ""
+    at_ms: int = 0
+    sender: str = ""
+    receiver: str = ""
+    tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeliveryFact:
+    """`tokens` reached the user, as marked by `kv.deliver`."""
+
+    kind: ClassVar[str] = "delivery"
+    task: str
+    session: str = ""
+    at_ms: int = 0
+    tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OutcomeFact:
+    """What became of a task of type `task_type`: the failed ones are charged to the completed ones of their type."""
+
+    kind: ClassVar[str] = "outcome"
+    task: str
+    at_ms: int = 0
+    task_type: str = ""
+    completed: bool = False
+
+
+Fact = ModelCall | ToolCallFact | MoveFact | ContextFact | TaskFact | AgentMessageFact | DeliveryFact | OutcomeFact
+_KINDS: dict[str, type[Fact]] = {cls.kind: cls for cls in get_args(Fact)}
 _PARTS: dict[str, type[Usage | Timing]] = {"usage": Usage, "timing": Timing}
 
 
 def fact_to_json(fact: Fact) -> dict[str, Any]:
-    """A fact as plain JSON; its kind is kept beside it."""
-    return asdict(fact)
+    """A fact as plain JSON, its money as text; its kind is kept beside it."""
+    body = asdict(fact)
+    if isinstance(fact, ModelCall) and fact.cost_usd is not None:
+        body["cost_usd"] = str(fact.cost_usd)
+    return body
+
+
+def is_known(kind: str) -> bool:
+    """False for a kind of fact that only a newer program knows."""
+    return kind in _KINDS
 
 
 def fact_from_json(kind: str, body: dict[str, Any]) -> Fact:
@@ -127,12 +184,29 @@ def fact_from_json(kind: str, body: dict[str, Any]) -> Fact:
     Raises KeyError, TypeError or ValueError for what is no fact.
     """
     cls = _KINDS[kind]
-    known = {f.name for f in fields(cls)}
-    values = {name: value for name, value in body.items() if name in known}
-    for name, part in _PARTS.items():
-        if name in values:
-            values[name] = part(**values[name])
+    values = _known_fields(cls, body)
+    if cls is ModelCall:
+        for name, part in _PARTS.items():
+            if name in values:
+                values[name] = part(**_known_fields(part, values[name]))
+        if values.get("cost_usd") is not None:
+            values["cost_usd"] = _money(values["cost_usd"])
     return cls(**values)
+
+
+def _known_fields(cls: type[Fact | Usage | Timing], body: dict[str, Any]) -> dict[str, Any]:
+    known = {f.name for f in fields(cls)}
+    return {name: value for name, value in body.items() if name in known}
+
+
+def _money(text: str) -> Decimal:
+    try:
+        amount = Decimal(text)
+    except InvalidOperation:
+        raise ValueError(f"{text!r} is no amount of money") from None
+    if not amount.is_finite():
+        raise ValueError(f"{text!r} is no amount of money")
+    return amount
 
 
 class FactStore(Protocol):

@@ -17,7 +17,7 @@ from collections import deque
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from agentkv.budget.ledger import Fact, Ledger, fact_from_json, fact_to_json
+from agentkv.budget.ledger import Fact, Ledger, fact_from_json, fact_to_json, is_known
 from agentkv.errors import ConfigError, LedgerError
 from agentkv.log import count, failed, get_logger, warn_once
 
@@ -125,10 +125,14 @@ class Store:
     def load(self, task: str, *, run: str | None = None) -> list[Fact]:
         """The saved facts of `task` in order, of the run given or of the latest that has any; [] if there are none.
 
-        Raises LedgerError if the database cannot be read. A row that is no fact is left out and counted.
+        Raises LedgerError if the database cannot be read. A row that is no fact, or of a kind that only a newer
+        program knows, is left out and counted.
         """
         facts: list[Fact] = []
         for kind, body in self._database.rows(task, run):
+            if not is_known(kind):
+                count("ledger_kind_unknown")
+                continue
             try:
                 facts.append(fact_from_json(kind, json.loads(body)))
             except (KeyError, TypeError, ValueError):
