@@ -19,7 +19,7 @@ from common import emit, say
 from context_brain import Run
 from context_costs import layout_ms
 from context_loops import Loop, loops
-from context_ours import SETTINGS, append_steps, ours
+from context_ours import SETTINGS, append_steps, ours, ours_in_an_agent
 from context_rivals import runs
 from context_slimming import huge, logs
 
@@ -45,6 +45,8 @@ def main() -> None:
     short, long = played
     say(args, "driving everybody through the 40-step loop ...")
     first = compared(short)
+    if any(run.skipped for run in first):
+        say(args, "some are not installed (pip install -e '.[bench]'): uncached_vs_best_rival says little without them")
     say(args, "and through the 120-step loop ...")
     second = compared(long)
     say(args, "append steps on the embedded engine ...")
@@ -63,7 +65,8 @@ def main() -> None:
 
 def compared(loop: Loop) -> list[Run]:
     """Everybody's runs of one loop; ours in every setting too."""
-    return [*runs(loop), *(ours(loop, setting) for setting in SETTINGS)]
+    mine = [ours(loop, setting) for setting in SETTINGS]
+    return [*runs(loop), *mine, ours_in_an_agent(loop, list(SETTINGS)[-2])]
 
 
 def figures(short: list[Run], long: list[Run]) -> dict[str, Any]:

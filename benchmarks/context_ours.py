@@ -26,7 +26,7 @@ TOOL = ToolSpec(
 SETTINGS: dict[str, Context | None] = {
     "off": None,
     "defaults": Context(),
-    "soft mark 6.3k, keep 2": Context(soft_mark=6300, keep_last=2, slim_tokens=800),
+    "soft mark 6k, keep 2": Context(soft_mark=6000, keep_last=2, slim_tokens=800),
     "soft mark 9k, keep 2": Context(soft_mark=9000, keep_last=2, slim_tokens=800),
 }
 
@@ -34,14 +34,7 @@ SETTINGS: dict[str, Context | None] = {
 def ours(loop: Loop, setting: str) -> Run:
     """One loop with one of SETTINGS."""
     brain = Brain(loop, Meter(loop))
-    numbers = itertools.count()
-
-    def answer(request: Request) -> Reply:
-        turn = brain.answer([_sent(message) for message in request.messages or ()], tools_text(request.tools))
-        calls = (ToolCall(id=key, name=name, arguments=text) for key, name, text in wire_call(turn, next(numbers)))
-        return Reply(text=turn.text, tool_calls=tuple(calls))
-
-    engine = ScriptedEngine(itertools.repeat(answer), context_tokens=1_000_000)
+    engine = _engine(brain)
     with AgentKV.with_engine(engine, context=SETTINGS[setting]) as kv, kv.task("bench"):
         messages = [Message(role="system", content=loop.system), Message(role="user", content=loop.request)]
         while True:
@@ -54,6 +47,37 @@ def ours(loop: Loop, setting: str) -> Run:
                 for call in generation.tool_calls
             ]
     return result("agentkv", setting, brain)
+
+
+def ours_in_an_agent(loop: Loop, setting: str) -> Run:
+    """The same through langchain's create_agent with ChatAgentKV as its model, where langchain is installed."""
+    name = f"{setting}, in create_agent"
+    try:
+        from langchain.agents import create_agent
+        from langchain_core.tools import StructuredTool
+    except ImportError:
+        return Run(name="agentkv", loop=loop.name, setting=name, skipped="langchain is not installed")
+    from agentkv_langgraph import ChatAgentKV
+
+    brain = Brain(loop, Meter(loop))
+    tool = StructuredTool.from_function(
+        func=brain.output, name=TOOL.name, description=TOOL.description, args_schema=dict(TOOL.parameters)
+    )
+    with AgentKV.with_engine(_engine(brain), context=SETTINGS[setting]) as kv, kv.task("bench"):
+        agent = create_agent(ChatAgentKV(kv), tools=[tool], system_prompt=loop.system)
+        agent.invoke({"messages": [{"role": "user", "content": loop.request}]}, {"recursion_limit": 100_000})
+    return result("agentkv", name, brain)
+
+
+def _engine(brain: Brain) -> ScriptedEngine:
+    numbers = itertools.count()
+
+    def answer(request: Request) -> Reply:
+        turn = brain.answer([_sent(message) for message in request.messages or ()], tools_text(request.tools))
+        calls = (ToolCall(id=key, name=name, arguments=text) for key, name, text in wire_call(turn, next(numbers)))
+        return Reply(text=turn.text, tool_calls=tuple(calls))
+
+    return ScriptedEngine(itertools.repeat(answer), context_tokens=1_000_000)
 
 
 def _ran(brain: Brain, call: ToolCall) -> str:
