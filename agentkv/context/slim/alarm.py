@@ -27,10 +27,19 @@ SUMMARY = re.compile(
 )
 """A line that sums up."""
 
-_WORDS = ("error", "fail", "exception", "fatal", "panic", "critical", "denied", "refused", "timed out")
 COARSE = (
-    *(spelling for word in _WORDS for spelling in (word, word.capitalize(), word.upper())),
-    *("Traceback", "undefined reference", "No such file", "not found", "Killed", "Segmentation", "assert"),
+    *("error", "Error", "ERROR", "fail", "Fail", "FAIL", "fatal", "Fatal", "FATAL", "xception", "panic", "CRITICAL"),
+    *(
+        "denied",
+        "refused",
+        "imed out",
+        "Traceback",
+        "undefined reference",
+        "No such file",
+        "not found",
+        "illed",
+        "egmentation",
+    ),
 )
 """Words to look for where looking at each line would take too long."""
 

@@ -70,7 +70,7 @@ def _pieces(line: str) -> list[str]:
 
 def _screen(text: str) -> str:
     lines = [line.strip("\r") for line in text.split("\n")]
-    if _UP.search(text) is not None:
+    if len(lines) <= _MANY_LINES * 5 and _UP.search(text) is not None:
         lines = _redrawn(lines, alarming=any(word in text for word in COARSE))
     text = "\n".join(lines)
     if "\r" in text:

@@ -15,7 +15,7 @@ from itertools import accumulate
 
 from agentkv.context.slim.alarm import SUMMARY, WARNING, hits, is_alarm, mask
 from agentkv.context.slim.clean import lines_of
-from agentkv.context.slim.pick import CONTEXT, EDGE, FILLER, MATTER, MUST, NOISE, cost, render
+from agentkv.context.slim.pick import CONTEXT, EDGE, FILLER, HOLE, MATTER, MUST, NOISE, cost, render
 
 HEAD_LINES, TAIL_LINES = 4, 8
 MANY_LINES = 12_000
@@ -41,12 +41,26 @@ def log(text: str, budget: int) -> str:
     """The best of any text within `budget` tokens, roughly."""
     lines = lines_of(text)
     window = _window(text, lines)
-    if window is not None:
-        numbers, lines = window, [lines[at] for at in window]
+    if window is None:
         folded, ranks = fold_repeats(lines, ranked(lines))
-        return _renumbered(render(folded, ranks, budget, soft=soft_budget(text, budget)), numbers)
+        return render(folded, ranks, budget, soft=soft_budget(text, budget))
+    spans = _spans(window)
+    lines = [lines[first] if first == last else "" for first, last in spans]
     folded, ranks = fold_repeats(lines, ranked(lines))
-    return render(folded, ranks, budget, soft=soft_budget(text, budget))
+    for at, (first, last) in enumerate(spans):
+        if first < last:
+            ranks[at] = HOLE
+    return _renumbered(render(folded, ranks, budget, soft=soft_budget(text, budget)), spans)
+
+
+def _spans(window: Sequence[int]) -> list[tuple[int, int]]:
+    """(n, n) for each line of the window, (first, last) for what lies between two of them; one line is no hole."""
+    spans: list[tuple[int, int]] = []
+    for at in window:
+        if spans and spans[-1][1] + 1 < at:
+            spans.append((spans[-1][1] + 1, at - 1))
+        spans.append((at, at))
+    return spans
 
 
 def soft_budget(text: str, budget: int) -> float:
@@ -174,6 +188,6 @@ def _middle(text: str, lines: Sequence[str]) -> list[int]:
 _GAP = re.compile(r"^\.\.\. lines (\d+)-(\d+)$", re.MULTILINE)
 
 
-def _renumbered(told: str, numbers: Sequence[int]) -> str:
-    """Gaps in the whole text's line numbers; where the window itself has a hole, the gap says so by its range."""
-    return _GAP.sub(lambda gap: f"... lines {numbers[int(gap[1]) - 1] + 1}-{numbers[int(gap[2]) - 1] + 1}", told)
+def _renumbered(told: str, spans: Sequence[tuple[int, int]]) -> str:
+    """Gaps in the whole text's line numbers."""
+    return _GAP.sub(lambda gap: f"... lines {spans[int(gap[1]) - 1][0] + 1}-{spans[int(gap[2]) - 1][1] + 1}", told)

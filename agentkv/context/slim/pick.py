@@ -1,6 +1,6 @@
 """Choosing lines by rank under a budget, and telling where lines were left out.
 
-A rank says what a line is worth: MUST before all, NOISE never. Ranks from MATTER on may use the whole budget, those
+A rank says what a line is worth: MUST before all, NOISE never; a HOLE stands for lines that were not looked at. Ranks from MATTER on may use the whole budget, those
 below only the soft part of it, so that a long log does not fill its limit with lines of no weight.
 """
 
@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import groupby
 
-NOISE, FILLER, EDGE, CONTEXT, MATTER, MUST = 0, 1, 2, 3, 4, 5
+HOLE, NOISE, FILLER, EDGE, CONTEXT, MATTER, MUST = -1, 0, 1, 2, 3, 4, 5
 GAP_TOKENS = 7
 _LONG = {NOISE: 160, FILLER: 160, EDGE: 240, CONTEXT: 240, MATTER: 400, MUST: 700}
 """Characters of a line that are shown, by rank."""
@@ -35,7 +35,7 @@ def render(lines: Sequence[str], ranks: Sequence[int], budget: int, *, soft: flo
 
     A gap that swallows more than noise is told as "... lines 40-80" (1-based, as `read_output` takes them).
     """
-    shown = {at: cut(line, _LONG[rank]) for at, (line, rank) in enumerate(zip(lines, ranks, strict=True)) if rank}
+    shown = {at: cut(line, _LONG[rank]) for at, (line, rank) in enumerate(zip(lines, ranks, strict=True)) if rank > 0}
     kept: set[int] = set()
     left = float(budget)
     for rank in range(MUST, NOISE, -1):
@@ -75,8 +75,8 @@ def _told(lines: Sequence[str], ranks: Sequence[int], shown: dict[int, str], kep
         if is_kept:
             told += [shown[number] for number in at]
             continue
-        wanted = [number for number in at if ranks[number] and lines[number].strip()]
-        if len(wanted) == 1 and cost(shown[wanted[0]]) <= GAP_TOKENS:
+        wanted = [number for number in at if ranks[number] == HOLE or (ranks[number] and lines[number].strip())]
+        if len(wanted) == 1 and wanted[0] in shown and cost(shown[wanted[0]]) <= GAP_TOKENS:
             told.append(shown[wanted[0]])
         elif wanted:
             told.append(f"... lines {at[0] + 1}-{at[-1] + 1}")
