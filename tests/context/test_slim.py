@@ -8,6 +8,7 @@ import random
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
@@ -335,3 +336,16 @@ def test_five_megabytes_of_anything_take_less_than_a_second(kind):
     started_s = time.thread_time()
     slimmer(count=count_text).slim(text)
     assert time.thread_time() - started_s < 1.0
+
+
+def test_the_example_prints_what_its_docstring_says():
+    """A made-up log, and one that is piped in."""
+    example = str(Path(__file__).parents[2] / "examples" / "slim_output.py")
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    argv = [sys.executable, example]
+    done = subprocess.run(argv, env=env, capture_output=True, text=True, check=True, timeout=60)
+    assert "1235: 10:20:34 step 1234: ERROR part-2.bin: checksum differs" in done.stdout
+    done = subprocess.run(
+        [*argv, "-", "ls"], env=env, input="short", capture_output=True, text=True, check=True, timeout=60
+    )
+    assert done.stdout.startswith("short\n")
