@@ -8,22 +8,36 @@ from typing import Self
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Usage:
-    """Tokens of one or many calls; 0 <= cached_tokens <= input_tokens always holds.
+    """Tokens of one or many calls. The parts lie inside the sums:
+
+    0 <= cached_tokens + cache_write_tokens <= input_tokens, cache_write_long_tokens <= cache_write_tokens and
+    reasoning_tokens <= output_tokens always hold; ValueError otherwise (`core.reported` reads what servers say).
 
     `cached_tokens` is the part of the input whose KV was reused (from any tier), as in OpenAI's
-    `prompt_tokens_details.cached_tokens`. `calls` counts model calls.
+    `prompt_tokens_details.cached_tokens`. `cache_write_tokens` were computed and also put into a provider's cache,
+    `cache_write_long_tokens` of them for its longer lifetime, which costs more. `calls` counts model calls.
     """
 
     input_tokens: int = 0
     cached_tokens: int = 0
     output_tokens: int = 0
     calls: int = 0
+    reasoning_tokens: int = 0
+    cache_write_tokens: int = 0
+    cache_write_long_tokens: int = 0
 
     def __post_init__(self) -> None:
-        if min(self.input_tokens, self.output_tokens, self.cached_tokens, self.calls) < 0:
+        written, long = self.cache_write_tokens, self.cache_write_long_tokens
+        if min(self.input_tokens, self.output_tokens, self.cached_tokens, self.calls, written, long) < 0:
             raise ValueError(f"negative usage: {self}")
         if self.cached_tokens > self.input_tokens:
             raise ValueError(f"cached_tokens {self.cached_tokens} exceed input_tokens {self.input_tokens}")
+        if self.cached_tokens + written > self.input_tokens:
+            raise ValueError(f"cached and written tokens exceed the input: {self}")
+        if long > written:
+            raise ValueError(f"cache_write_long_tokens {long} exceed cache_write_tokens {written}")
+        if not 0 <= self.reasoning_tokens <= self.output_tokens:
+            raise ValueError(f"reasoning_tokens {self.reasoning_tokens}, but output_tokens {self.output_tokens}")
 
     @property
     def total_tokens(self) -> int:

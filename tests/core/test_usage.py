@@ -6,28 +6,51 @@ from hypothesis import strategies as st
 
 from agentkv.core.usage import Timing, Usage
 
-usages = st.builds(
-    lambda cached, more, output, calls: Usage(
-        input_tokens=cached + more, cached_tokens=cached, output_tokens=output, calls=calls
-    ),
-    st.integers(0, 10**9), st.integers(0, 10**9), st.integers(0, 10**9), st.integers(0, 100),
-)  # fmt: skip
+
+def _usage(cached, written, long, more, said, thought, calls):
+    return Usage(
+        input_tokens=cached + written + long + more,
+        cached_tokens=cached,
+        cache_write_tokens=written + long,
+        cache_write_long_tokens=long,
+        output_tokens=said + thought,
+        reasoning_tokens=thought,
+        calls=calls,
+    )
+
+
+usages = st.builds(_usage, *[st.integers(0, 10**9)] * 6, st.integers(0, 100))
 
 
 @given(usages, usages)
 def test_usage_adds_field_by_field_and_keeps_its_order(a, b):
-    """Cached tokens stay a part of the input in every sum."""
+    """The parts stay parts in every sum."""
     total = a + b
     assert total.total_tokens == a.total_tokens + b.total_tokens
     assert total.cached_tokens + total.uncached_tokens == total.input_tokens
     assert 0 <= total.cached_tokens <= total.input_tokens
+    assert total.reasoning_tokens == a.reasoning_tokens + b.reasoning_tokens <= total.output_tokens
+    assert total.cache_write_tokens == a.cache_write_tokens + b.cache_write_tokens <= total.uncached_tokens
+    assert total.cache_write_long_tokens == a.cache_write_long_tokens + b.cache_write_long_tokens
 
 
 @pytest.mark.parametrize(
-    "values", [{"input_tokens": 3, "cached_tokens": 4}, {"output_tokens": -1}, {"cached_tokens": -1}, {"calls": -1}]
+    "values",
+    [
+        {"input_tokens": 3, "cached_tokens": 4},
+        {"output_tokens": -1},
+        {"cached_tokens": -1},
+        {"calls": -1},
+        {"reasoning_tokens": -1},
+        {"reasoning_tokens": 2, "output_tokens": 1},
+        {"input_tokens": 9, "cache_write_tokens": -1},
+        {"input_tokens": 9, "cached_tokens": 5, "cache_write_tokens": 5},
+        {"input_tokens": 9, "cache_write_tokens": 5, "cache_write_long_tokens": 6},
+        {"input_tokens": 9, "cache_write_long_tokens": -1},
+    ],
 )
 def test_impossible_usage_is_refused(values):
-    """More cached than read, or less than nothing, is a bug of whoever counted."""
+    """More cached than read, more thought than written, or less than nothing, is a bug of whoever counted."""
     with pytest.raises(ValueError):
         Usage(**values)
 
