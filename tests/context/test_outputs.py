@@ -6,11 +6,14 @@ import os
 import stat
 import subprocess
 import sys
+import tempfile
 import threading
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from agentkv.clock import ManualClock
 from agentkv.context.outputs import ANSWER_CHARS, Outputs, reader
@@ -219,7 +222,12 @@ def test_the_tool_is_a_plain_function_that_a_model_understands():
 
 
 @settings(max_examples=60, deadline=None)
-@given(text=st.text(), lines=st.text(max_size=12), pattern=st.text(max_size=12), handle=st.text(max_size=14))
+@given(
+    text=st.text(st.characters(exclude_categories=())),
+    lines=st.text(max_size=12),
+    pattern=st.text(max_size=12),
+    handle=st.text(max_size=14),
+)
 def test_no_text_handle_range_or_pattern_raises(text, lines, pattern, handle):
     """Lone surrogates, NUL and every script are kept as they came."""
     outputs = Outputs()
@@ -228,3 +236,62 @@ def test_no_text_handle_range_or_pattern_raises(text, lines, pattern, handle):
     outputs.read(kept, lines, pattern)
     outputs.read(handle, lines, pattern)
     outputs.check()
+
+
+class Store(RuleBasedStateMachine):
+    """Puts, answers, time and restarts in any order, against a plain dict."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.clock = ManualClock(wall_ms=1_000_000)
+        self.made = tempfile.TemporaryDirectory()
+        self.outputs = self.opened()
+        self.put_s: dict[str, float] = {}
+        self.texts: dict[str, str] = {}
+
+    def opened(self) -> Outputs:
+        return Outputs(Path(self.made.name) / "o", quota_bytes=600, keep_s=50, clock=self.clock)
+
+    @rule(text=st.text(st.characters(exclude_categories=()), max_size=300))
+    def put(self, text):
+        self.clock.advance(1)
+        handle = self.outputs.put(text)
+        self.put_s[handle], self.texts[handle] = self.clock.now_s(), text
+        fits = len(text.encode("utf-8", "surrogatepass")) <= 600
+        assert (text if fits else None) == self.outputs.raw(handle)
+
+    @rule(key=st.text(max_size=3), text=st.text(max_size=20))
+    def remember(self, key, text):
+        self.clock.advance(1)
+        self.outputs.remember(key, text)
+        assert self.outputs.recall(key) is not None
+
+    @rule(seconds=st.integers(1, 60))
+    def wait(self, seconds):
+        self.clock.advance(seconds)
+        self.outputs.sweep()
+        for handle, put_s in self.put_s.items():
+            if self.clock.now_s() - put_s > 50:
+                assert self.outputs.raw(handle) is None
+
+    @rule()
+    def restart(self):
+        before = {handle: self.outputs.raw(handle) for handle in self.texts}
+        self.outputs.sweep()
+        after_sweep = {handle: self.outputs.raw(handle) for handle in self.texts}
+        self.outputs = self.opened()
+        assert after_sweep == {handle: self.outputs.raw(handle) for handle in self.texts}
+        assert all(before[handle] is not None for handle in after_sweep if after_sweep[handle] is not None)
+
+    @invariant()
+    def sums_are_right_and_nobody_reads_anothers_text(self):
+        self.outputs.check()
+        for handle, text in self.texts.items():
+            assert self.outputs.raw(handle) in (None, text)
+
+    def teardown(self) -> None:
+        self.made.cleanup()
+
+
+TestStore = Store.TestCase
+TestStore.settings = settings(max_examples=20, stateful_step_count=20, deadline=None)

@@ -29,8 +29,9 @@ def slimmer(**options) -> Slimmer:
     return Slimmer(**{"outputs": Outputs(), "count": estimate, **options})
 
 
+_ANY = st.characters(exclude_categories=())  # lone surrogates too
 _LINES = st.one_of(
-    st.text(max_size=60),
+    st.text(_ANY, max_size=60),
     st.sampled_from(
         (
             "ERROR: it failed", "ok 1", "tests/a.py::test_b PASSED [ 1%]", "=== FAILURES ===", "E   assert 1 == 2", "___ test_b ___",
@@ -45,10 +46,10 @@ _LINES = st.one_of(
     ),
 )  # fmt: skip
 _TEXTS = st.one_of(
-    st.text(max_size=400),
+    st.text(_ANY, max_size=400),
     st.lists(_LINES, max_size=80).map("\n".join),
     st.tuples(_LINES, st.integers(1, 400)).map(lambda pair: "\n".join([pair[0]] * pair[1])),
-    st.tuples(st.text(min_size=1, max_size=5), st.integers(1, 3000)).map(lambda pair: pair[0] * pair[1]),
+    st.tuples(st.text(_ANY, min_size=1, max_size=5), st.integers(1, 3000)).map(lambda pair: pair[0] * pair[1]),
 )
 _JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=80),
