@@ -8,7 +8,7 @@ from typing import Self
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Usage:
-    """Tokens of one or many calls. The parts lie inside the sums:
+    """Tokens of one or many calls, whose parts lie inside their sums.
 
     0 <= cached_tokens + cache_write_tokens <= input_tokens, cache_write_long_tokens <= cache_write_tokens and
     reasoning_tokens <= output_tokens always hold; ValueError otherwise (`core.reported` reads what servers say).

@@ -7,7 +7,8 @@ from hypothesis import strategies as st
 from agentkv.core.usage import Timing, Usage
 
 
-def _usage(cached, written, long, more, said, thought, calls):
+def _usage(parts, calls):
+    cached, written, long, more, said, thought = parts
     return Usage(
         input_tokens=cached + written + long + more,
         cached_tokens=cached,
@@ -19,7 +20,7 @@ def _usage(cached, written, long, more, said, thought, calls):
     )
 
 
-usages = st.builds(_usage, *[st.integers(0, 10**9)] * 6, st.integers(0, 100))
+usages = st.builds(_usage, st.tuples(*[st.integers(0, 10**9)] * 6), st.integers(0, 100))
 
 
 @given(usages, usages)
