@@ -10,7 +10,7 @@ from agentkv.context.notebook import Notebook, chain
 from agentkv.context.summary import SUMMARY_MARK, Folder
 from agentkv.core.message import Message, ToolCall
 
-SOFT_TOKENS, KEEP_LAST = 240, 4
+SOFT_TOKENS = 240
 ANSWERS = {
     "good": "Goal: all of it\nFacts:\n- port {n}\nOpen items:\n- test {n}",
     "long": "Facts:\n" + "- a fact about it\n" * 20_000,
@@ -62,8 +62,12 @@ class FoldMachine(RuleBasedStateMachine):
         self.flows = []  # (proposal, sent, fold) of every fold made
         self.branches = []
 
-    @initialize(system=st.booleans(), tools_tokens=st.sampled_from([0, 100]), window=st.sampled_from([None, 400]))
-    def begin(self, system, tools_tokens, window):
+    @initialize(
+        system=st.booleans(), tools_tokens=st.sampled_from([0, 100]), window=st.sampled_from([None, 400]),
+        keep_last=st.sampled_from([0, 1, 4]),
+    )  # fmt: skip
+    def begin(self, system, tools_tokens, window, keep_last):
+        self.keep_last = keep_last
         self.folder = self.folder_over(self.notebook, window)
         self.window, self.tools_tokens = window, tools_tokens
         branch = Branch()
@@ -74,7 +78,7 @@ class FoldMachine(RuleBasedStateMachine):
 
     def folder_over(self, notebook, window):
         return Folder(
-            notebook=notebook, soft_tokens=SOFT_TOKENS, keep_last=KEEP_LAST, window_tokens=window, count=count,
+            notebook=notebook, soft_tokens=SOFT_TOKENS, keep_last=self.keep_last, window_tokens=window, count=count,
             summary_tokens=60,
         )  # fmt: skip
 
