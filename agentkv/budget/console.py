@@ -94,7 +94,7 @@ def _model_calls(calls: Sequence[ModelCall]) -> list[str]:
 def _model_row(number: int, call: ModelCall) -> list[str]:
     notes = [] if call.status == "ok" else [call.status]
     notes += ["est."] if call.estimated else []
-    notes += [call.purpose] if call.purpose != "answer" and call.node != call.purpose else []
+    notes += [call.purpose] if call.purpose not in {"answer", call.node} else []
     notes += [f"try {call.attempt}"] if call.attempt > 1 else []
     times = (format_seconds(call.timing.ttft_s), format_seconds(call.timing.stall_s))
     return [

@@ -22,11 +22,14 @@ _NOT_IN_NAME = re.compile(r"[^A-Za-z0-9_-]")
 _ROLE_OF: Mapping[str, Role] = {"developer": "system", "ai": "assistant", "human": "user", "function": "tool"}
 
 
-def mended(message: Message, names: frozenset[str] = frozenset()) -> Message:
-    """`message` with a known role, texts that are UTF-8 without NUL, and only the fields that its role may have."""
+def mended(message: Message, names: frozenset[str] = frozenset(), *, as_written: bool = False) -> Message:
+    """`message` with a known role, texts that are UTF-8 without NUL, and only the fields that its role may have.
+
+    `as_written`: arguments stay as the model wrote them, JSON or not.
+    """
     role = _role(message.role)
     content = clean(message.content) if isinstance(message.content, str) else _text(message.content)
-    calls = _calls(message.tool_calls, names) if role == "assistant" else ()
+    calls = _calls(message.tool_calls, names, as_written) if role == "assistant" else ()
     answers = message.tool_call_id if role == "tool" else None
     if answers is not None and not isinstance(answers, str):
         answers = str(answers)
@@ -70,18 +73,19 @@ def _role(role: Any) -> Role:
     return role if role in ROLES else _ROLE_OF.get(role if isinstance(role, str) else "", "user")
 
 
-def _calls(calls: Any, names: frozenset[str]) -> tuple[ToolCall, ...]:
+def _calls(calls: Any, names: frozenset[str], as_written: bool) -> tuple[ToolCall, ...]:
     if not calls:
         return ()
     given: tuple[Any, ...] = calls if isinstance(calls, tuple) else tuple(calls)
-    fixed = tuple(_call(call, names) for call in given if isinstance(call, ToolCall))
+    fixed = tuple(_call(call, names, as_written) for call in given if isinstance(call, ToolCall))
     same = len(fixed) == len(given) and all(now is was for now, was in zip(fixed, given, strict=True))
     return given if same else fixed
 
 
-def _call(call: ToolCall, names: frozenset[str]) -> ToolCall:
+def _call(call: ToolCall, names: frozenset[str], as_written: bool) -> ToolCall:
     name = mended_name(call.name, names) or "unknown_tool"
-    arguments = _arguments(call.arguments)
+    written = as_written and isinstance(call.arguments, str)
+    arguments = clean(call.arguments) if written else _arguments(call.arguments)
     given_id = call.id if isinstance(call.id, str) else "" if call.id is None else str(call.id)
     if (name, arguments, given_id) == (call.name, call.arguments, call.id):
         return call

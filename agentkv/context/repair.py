@@ -68,10 +68,12 @@ class Repair:
     """One conversation's messages, mended as they come. Not thread-safe. Amortised O(1) per message besides its text.
 
     `names`: names of the tools on offer. They pass as they are; other names in calls are cut down to the characters
-    that every server takes. Counters: `prompt_repaired` for each message that was not put out as it came.
+    that every server takes. `as_written`: arguments of calls stay as the model wrote them, for an engine that sends the
+    model's own text again and reads no JSON of it. Counters: `prompt_repaired` for each message that was not put out as it came.
     """
 
-    def __init__(self, *, names: Iterable[str] = ()) -> None:
+    def __init__(self, *, names: Iterable[str] = (), as_written: bool = False) -> None:
+        self._as_written = as_written
         self._names = frozenset(names)
         self._used: set[str] = set()
         self._known: dict[str, _Known] = {}
@@ -90,7 +92,7 @@ class Repair:
     def feed(self, message: Message) -> tuple[Message, ...]:
         """The next message of the conversation; answers what is appended to the prompt for it, often just itself."""
         try:
-            whole = mended(message, self._names)
+            whole = mended(message, self._names, as_written=self._as_written)
             out = self._result(whole) if whole.role == "tool" else self._turn(whole)
         except Exception as error:  # a value that imitates a Message: the agent must go on without it
             log.failed("repair_failed", error=type(error).__name__)

@@ -27,6 +27,7 @@ _NOTABLE = ("user", "tool")
 class Stages:
     """What all views of one runtime share. None switches a stage off. `outputs` is where the slimmer keeps whole outputs.
 
+    `as_written`: the engine sends the model's own text of earlier turns again, so broken arguments are left alone.
     `command_of(arguments)` names the command in a tool call's JSON arguments, for the choice of a slimming rule.
     """
 
@@ -35,6 +36,7 @@ class Stages:
     slimmer: Slimmer | None = None
     outputs: Outputs | None = None
     folder: Folder | None = None
+    as_written: bool = False
     command_of: Callable[[str], str] = lambda _arguments: ""
 
 
@@ -58,7 +60,7 @@ class View:
     def __init__(self, stages: Stages, *, scope: str = "") -> None:
         self._stages = stages
         self._scope = scope.encode("utf-8", "surrogatepass")
-        self._repair = Repair()
+        self._repair = Repair(as_written=stages.as_written)
         self._calls: dict[str, ToolCall] = {}
         self.raw: tuple[Message, ...] = ()
         """What the caller gave so far."""
@@ -147,6 +149,7 @@ class View:
     def tools(self, tools: Sequence[ToolSpec]) -> tuple[ToolSpec, ...]:
         """`tools` in their fixed form and order: the known ones where they stood, new ones behind them."""
         self._tools = canonical_tools(tools, known=self._tools)
+        self._repair.offer(tool.name for tool in self._tools)
         return self._tools
 
     @property

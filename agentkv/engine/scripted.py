@@ -68,6 +68,8 @@ class ScriptedEngine:
     accepted, `cancelled` those whose stream was cancelled. Thread-safe.
     """
 
+    sends_own_text = True  # of earlier turns
+
     def __init__(
         self,
         answers: Iterable[Answer],

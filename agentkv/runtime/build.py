@@ -156,6 +156,7 @@ def stages_for(engine: Engine, options: Context | None, *, in_memory: bool) -> S
         slimmer=slimmer,
         outputs=outputs,
         folder=folding,
+        as_written=getattr(engine, "sends_own_text", False),
         command_of=command_of,
     )
 

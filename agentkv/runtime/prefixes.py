@@ -44,11 +44,11 @@ class Prefixes:
             usage = None if generation is None or generation.estimated else generation.usage
             model = "" if generation is None else generation.model
             told = self._watched(session, request, usage=usage, model=model, at_s=at_s)
-            if told is not None and self._tell is not None and told.cause not in (None, "fold"):
+            if told is not None and self._tell is not None and _is_break(told):
                 self._tell(request.caller.task, session, str(told.cause), told.lost_tokens or 0)
             seen(
                 session=session, task=request.caller.task, model=model, messages=request.messages, tools=request.tools,
-                usage=usage, at_s=at_s,
+                usage=usage, at_s=at_s, declared="fold" if request.fold else None,
             )  # fmt: skip
         except Exception as error:
             log.failed("prefix_watch_failed", session=session, error=repr(error))
@@ -82,3 +82,10 @@ class Prefixes:
         with self._lock:
             for session in sessions:
                 self._watches.pop(session, None)
+
+
+def _is_break(told: Explanation) -> bool:
+    """True if the prompt itself broke: no declared fold, and nothing that became of the provider's cache."""
+    from agentkv.context.breaks import PROVIDER
+
+    return not told.extends and told.cause != "fold" and told.cause not in PROVIDER

@@ -73,7 +73,7 @@ class Shaper:
         if self._context.volatile:
             messages, tail = steady(messages, self._context.volatile)
         with self._open(request, messages) as line:
-            proposal = self._due(line, request)
+            proposal = self._due(line)
             recalls = self._context.memory is not None and messages[-1].role == "user"
             if proposal is None and not recalls:
                 shown = self._shown(line, request, tail)
@@ -89,6 +89,7 @@ class Shaper:
             with line.lock:
                 if not line.view.continues(messages):
                     continue  # another call has taken it further in between
+                line.view.tools(request.tools)
                 for slim in line.view.extend(messages):
                     self._books.context_event(
                         task, "slim", before=slim.raw_tokens, after=slim.kept_tokens, cause=slim.rule, name=slim.tool
@@ -102,11 +103,10 @@ class Shaper:
         line.tail = tail
         carried = self._carry.text(request.caller) if line.view.sent is None else ""
         line.view.note("\n\n".join(text for text in (carried, recalled, fresh) if text))
-        tools = line.view.tools(request.tools)
         before = line.sent_fold
         messages = line.view.prompt()
         line.sent_fold = line.view.fold
-        return changed(request, messages=messages, tools=tools, fold=line.sent_fold is not before)
+        return changed(request, messages=messages, tools=line.view.tools_now, fold=line.sent_fold is not before)
 
     def _ready(self, request: Request, messages: tuple[Message, ...], tail: str, proposal: Proposal | None) -> Request:
         try:
@@ -143,14 +143,13 @@ class Shaper:
 
     # -- folds
 
-    def _due(self, line: Line, request: Request) -> Proposal | None:
+    def _due(self, line: Line) -> Proposal | None:
         """The fold to be made before this call; the line is locked."""
         if line.folding is not None and not line.folding.is_alive():
             line.folding = None
         if line.made is not None:
             line.view.adopt(line.made)
             line.made = None
-        line.view.tools(request.tools)
         proposal = line.view.propose()
         if proposal is None or proposal.kind != "fold":
             return None

@@ -181,5 +181,5 @@ def test_tools_reach_the_engine_as_schemas_and_none_sends_none(make_kv) -> None:
     ChatAgentKV(kv).bind_tools([weather], tool_choice="none").invoke("a")
     first, second = kv.engine.requests
     assert ["add", "weather"] == [spec.name for spec in first.tools]
-    assert {"city", "days"} == set(first.tools[0].parameters["properties"])
+    assert {"city", "days"} == set(first.tools[1].parameters["properties"])
     assert () == second.tools

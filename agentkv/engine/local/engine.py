@@ -53,6 +53,8 @@ class LocalEngine:
     Closed. Raises ConfigError on sizes that cannot work.
     """
 
+    sends_own_text = True  # of earlier turns
+
     def __init__(
         self,
         model: LoadedModel,

@@ -35,6 +35,8 @@ class LocalEngines:
     engine. A context manager. Raises ConfigError on sizes that cannot work, or different models.
     """
 
+    sends_own_text = True  # of earlier turns
+
     def __init__(
         self,
         models: Sequence[LoadedModel],
