@@ -202,9 +202,8 @@ class LocalEngine:
         self.tiers.drop_task(task)
 
     def finish_sessions(self, sessions: Iterable[str]) -> None:
-        for session in sessions:
-            if self._sessions.drop(session):
-                self._forget(session)
+        for session in filter(self._sessions.drop, sessions):
+            self._forget(session)
 
     def _forget(self, session: str) -> None:
         self._restores.forget(session)

@@ -85,3 +85,24 @@ def test_tasks_that_never_end_do_not_fill_the_engine(start, ask, monkeypatch):
     for number in range(12):
         engine.submit(ask(f"{number} " + "words " * 8, 2, task=f"run-{number}")).result(60)
     assert 4 == engine.stats()["sessions"] == len(engine.tiers._book.holdings)
+
+
+def test_a_finished_session_frees_its_blocks_and_its_task_goes_on(start, ask):
+    """A segment of a task is over: its KV is gone, the other session of the task is as it was."""
+    engine = start(blocks=64)
+    one = engine.submit(ask("a" * 200, 2, task="t")).result(30).session
+    other = engine.submit(ask("b" * 200, 2, task="t")).result(30).session
+    held = engine.stats()["kv"]["device"]["used"]
+    engine.finish_sessions([one, "unknown"])
+    assert engine.residency(one) is None
+    assert engine.residency(other) is not None
+    assert engine.stats()["kv"]["device"]["used"] < held
+    again = engine.submit(ask("b" * 200 + "c", 2, task="t")).result(30)
+    assert other == again.session
+    assert again.usage.cached_tokens > 0
+
+
+def test_text_is_counted_with_the_models_own_tokenizer(start, tiny):
+    """The count that context options go by."""
+    text = "how many tokens are these?"
+    assert len(tiny.ids(text)) == start().count_text(text)
