@@ -59,6 +59,8 @@ class Context:
     """Where memories are recalled from; what is worth its tokens is told behind the newest user message."""
     memory_tokens: int = 400
     """The most that is told of them in one call."""
+    remember_tasks: bool = True
+    """What a finished task was asked and what it concluded becomes an episodic memory, if there is a `memory`."""
     folder: str | Path | None = None
     """Where raw outputs and folds are kept (files only you may read); None: the user's data folder, or nowhere with a
     ledger in memory."""

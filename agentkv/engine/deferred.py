@@ -5,14 +5,13 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 
-from agentkv.engine.base import Stream
+from agentkv.engine.base import Request, Stream
 
 
-def deferred(start: Callable[[], Stream], name: str) -> Stream:
-    """A stream that passes on what the stream of `start()` brings. `start` runs on a thread of its own and may block.
+def deferred(ready: Callable[[], Request], send: Callable[[Request], Stream], name: str) -> Stream:
+    """A stream that passes on what the stream of `send(ready())` brings; both run on a thread of their own and may block.
 
-    What it raises fails the stream. Cancelling the stream cancels the call; before the call has started, it is
-    cancelled as soon as it does.
+    What they raise fails the stream. Cancelling the stream cancels the call; one that is not ready yet is never sent.
     """
     inner: list[Stream] = []
     lock = threading.Lock()
@@ -30,9 +29,10 @@ def deferred(start: Callable[[], Stream], name: str) -> Stream:
 
     def run() -> None:
         try:
+            request = ready()
             if cancelled:
                 return
-            stream = start()
+            stream = send(request)
             with lock:
                 inner.append(stream)
                 late = cancelled

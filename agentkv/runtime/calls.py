@@ -56,7 +56,7 @@ class ModelCalls:
         turn = self._shaper.turn(request)
         if turn.request is not None:
             return self._send(turn.request)
-        return deferred(lambda: self._send(turn.ready()), "agentkv-context")
+        return deferred(turn.ready, self._send, "agentkv-context")
 
     def ask(self, request: Request, timeout_s: float) -> Generation:
         """Make a call that is the runtime's own, through the same budget and books, and wait for its answer."""
@@ -106,6 +106,8 @@ class ModelCalls:
         def ended(generation: Generation | None, _error: BaseException | None) -> None:
             used = generation.session if generation is not None else session
             if generation is not None:
+                if self._shaper is not None:
+                    self._shaper.answered(request, generation)
                 self._prefixes.saw(used, request, generation, self._now_s())
             self._emitter.turn(HintKind.TURN_END, task=caller.task, session=used, node=caller.node)
             if self._planner is not None and used:

@@ -8,6 +8,7 @@ the messages go as they are.
 from __future__ import annotations
 
 import threading
+from collections import OrderedDict
 from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -20,7 +21,7 @@ from agentkv.context.view import Stages
 from agentkv.context.volatile import steady
 from agentkv.core.forecast import Forecast
 from agentkv.core.message import Message
-from agentkv.core.task import Caller, PriorityClass
+from agentkv.core.task import UNATTRIBUTED, Caller, PriorityClass
 from agentkv.engine.base import Generation, Request, Sampling, changed
 from agentkv.runtime.books import Books
 from agentkv.runtime.carry import Carry, conclusion
@@ -32,6 +33,9 @@ FOLD_BRANCH = "~fold"
 FIRST_FOLD_S = 10.0
 """How long a fold is taken to last until one has been made."""
 RECALLED = 8
+MAX_ANSWERS = 1024
+GOAL_CHARS = 600
+ANSWER_CHARS = 1200
 
 Ask = Callable[[Request, float], Generation]
 """Makes a model call that nobody sees, and waits for its answer, at most so many seconds."""
@@ -56,6 +60,7 @@ class Shaper:
         self._ask = ask
         self._lines = Lines(stages)
         self._carry = Carry()
+        self._answers: OrderedDict[str, str] = OrderedDict()
         self._fold_s = FIRST_FOLD_S
 
     # -- a model call
@@ -264,6 +269,29 @@ class Shaper:
 
     # -- the end
 
+    def answered(self, request: Request, generation: Generation) -> None:
+        """The model answered: the last answer of a task is what it came to."""
+        if self._context.memory is not None and self._context.remember_tasks and generation.text.strip():
+            self._answers[request.caller.task] = generation.text
+            self._answers.move_to_end(request.caller.task)
+            while len(self._answers) > MAX_ANSWERS:
+                self._answers.popitem(last=False)
+
+    def _remember(self, task: str) -> None:
+        """What a finished task was for and what it came to, as an episodic memory."""
+        answer, memory = self._answers.pop(task, None), self._context.memory
+        if answer is None or memory is None or task == UNATTRIBUTED:
+            return
+        goals = [
+            message.content
+            for key, line in self._lines.all_of(task)
+            if segment_of(key[1]) is None
+            for message in line.view.raw[:8]
+            if message.role == "user"
+        ]
+        goal = f"Asked: {goals[0][:GOAL_CHARS]}\n" if goals else ""
+        memory.remember(f"{goal}Concluded: {answer[:ANSWER_CHARS]}", kind="episodic", task=task, source=task)
+
     def close_segment(self, task: str, name: str, *, carry: bool) -> str:
         """What is left of a segment, in words; with `carry` later segments begin with it."""
         try:
@@ -283,5 +311,9 @@ class Shaper:
 
     def forget(self, task: str) -> None:
         """The task is over."""
+        try:
+            self._remember(task)
+        except Exception as error:
+            log.failed("memory_failed", error=repr(error))
         self._lines.forget(task)
         self._carry.forget(task)

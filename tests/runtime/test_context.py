@@ -341,6 +341,19 @@ def test_memories_are_told_behind_the_users_message_and_stay_there(make_kv) -> N
     assert shaping.recalled_tokens > 0
 
 
+def test_what_a_task_concluded_is_remembered_when_it_ends(make_kv) -> None:
+    """Episodic memory: asked, concluded; recalled by the next task that needs it."""
+    with Memory() as memory:
+        kv = make_kv(Context(memory=memory), answers=iter(["The login test failed because the clock jumped.", "ok"]))
+        with kv.task("one"):
+            ask(kv, [SYSTEM, Message(role="user", content="Why does the login test fail?")])
+        memory.flush()
+        with kv.task("two"):
+            told = ask(kv, [SYSTEM, Message(role="user", content="The login test fails again. Why?")])
+    assert "because the clock jumped" in told[-1].content
+    assert "Asked: Why does the login test fail?" in told[-1].content
+
+
 def test_a_segment_has_a_session_of_its_own_and_leaves_only_a_summary(make_kv) -> None:
     """The next segment is told what the last one found; the summary is on the scope."""
     kv = make_kv()
