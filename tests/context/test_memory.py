@@ -452,6 +452,59 @@ def test_a_damaged_file_is_kept_aside_and_a_fresh_one_begins(tmp_path, damage):
     assert broken[damage][:4096] == kept.read_bytes()[:4096]
 
 
+def test_threads_that_find_the_damage_together_replace_the_file_once(tmp_path):
+    """Neither do they wait for each other forever, nor is the fresh file put aside."""
+    path = tmp_path / "m.sqlite"
+    with Memory(path) as memory:
+        put(memory, *(f"The port of server {number} is {number}." for number in range(300)))
+    data = path.read_bytes()
+    path.write_bytes(data[:4096] + os.urandom(len(data) - 4096))
+    before = log.counters["memory_damaged"]
+    with Memory(path) as memory:
+        together = threading.Barrier(8)
+
+        def run(number):
+            together.wait()
+            memory.remember(f"The new port of {number} is {number}.")
+            for _ in range(5):
+                memory.recall("server 7")
+
+        threads = [threading.Thread(target=run, args=(n,)) for n in range(8)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(20)
+        assert memory.flush()
+        assert [] == [thread for thread in threads if thread.is_alive()]
+        assert 8 == len(memory)
+    assert log.counters["memory_damaged"] == before + 1
+
+
+def test_who_has_the_damaged_file_open_too_goes_on_with_the_fresh_one(tmp_path):
+    """It begins afresh in place and once: nobody's later memories are put aside or lost."""
+    path = tmp_path / "m.sqlite"
+    before = log.counters["memory_damaged"]
+    with Memory(path) as one, Memory(path) as two:
+        put(one, *(f"The port of server {number} is {number}." for number in range(300)))
+        two.recall("server")
+        one._database._writer.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+        size = path.stat().st_size
+        with path.open("r+b") as file:
+            file.seek(4096)
+            file.write(os.urandom(size - 4096))
+        for memory in (one, two):
+            memory.recall("server 7 port")
+            put(memory, "Something else entirely.")
+        put(one, "The new port is 6543.")
+        put(two, "The newest port is 7777.")
+        for memory in (one, two):
+            expected = {"The new port is 6543.", "The newest port is 7777."}
+            assert expected == {one.text for one in memory.recall("port", k=9) if "port" in one.text}
+            assert len(memory) == len(memory._known[""].vectors)
+    assert log.counters["memory_damaged"] == before + 1
+    assert 0o600 == stat.S_IMODE(next(tmp_path.glob("*.aside-*")).stat().st_mode)
+
+
 def test_a_file_of_a_newer_version_is_refused_and_left_alone(tmp_path):
     """A person has to decide."""
     import sqlite3

@@ -1,5 +1,6 @@
 """Retrieve, then decide: score, price, room and novelty; and passages, and what stands in a prompt."""
 
+import itertools
 import random
 import time
 
@@ -101,7 +102,7 @@ def test_numbers_below_zero_are_refused():
 
 def test_a_text_with_lines_stays_one_note():
     """Later lines are set in, so a memory cannot pass for a new message."""
-    assert "- first\n  second" in decide([recalled("first\nsecond")]).text()
+    assert "- (a b) first\n  second" in decide([recalled("first\nsecond", source="a\nb")]).text()
 
 
 @given(
@@ -135,6 +136,13 @@ def test_passages_end_where_sentences_do_and_overlap():
     assert all(piece.endswith(".") for piece in pieces)
     assert all(any(sentence in piece for piece in pieces) for sentence in sentences)
     assert all(len(piece) > 150 for piece in pieces[:-1])
+
+
+def test_where_there_are_no_sentences_passages_repeat_a_few_words():
+    """What is cut in two there is whole in the next passage."""
+    pieces = list(cut(" ".join(f"w{n}" for n in range(2000))))
+    repeated = [len(set(one.split()) & set(two.split())) for one, two in itertools.pairwise(pieces)]
+    assert all(10 <= words <= 40 for words in repeated)
 
 
 def test_passages_of_a_dense_script_are_shorter():

@@ -1,16 +1,17 @@
 """Database: the SQLite file of the memories, or a database in RAM.
 
 Covers the file (0600, write-ahead log, several processes), its schema and version, and a file that is damaged: it is
-moved aside with one line in the log, and a fresh one begins. Does not cover what the rows mean: that is `table.py`.
+kept aside with one line in the log, and a fresh one begins. Does not cover what the rows mean: that is `table.py`.
 """
 
 from __future__ import annotations
 
 import os
+import shutil
 import sqlite3
 import threading
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -49,13 +50,14 @@ class Database:
         self._write_lock = threading.RLock()
         self._read_lock = threading.RLock() if path is not None else self._write_lock
         self._open = True
+        self._replaced = 0
         self._connect()
 
     @contextmanager
     def writing(self) -> Iterator[sqlite3.Connection]:
         """A transaction: all of it is kept or, with an exception, none. A damaged file is replaced, then it raises."""
-        with self._write_lock, self._guarded():
-            connection = self._writer
+        with self._guarded(), self._write_lock:
+            connection = self._opened(self._writer)
             connection.execute("BEGIN IMMEDIATE")
             try:
                 yield connection
@@ -68,8 +70,8 @@ class Database:
     @contextmanager
     def reading(self) -> Iterator[sqlite3.Connection]:
         """A connection to read from. A damaged file is replaced, then it raises."""
-        with self._read_lock, self._guarded():
-            yield self._reader
+        with self._guarded(), self._read_lock:
+            yield self._opened(self._reader)
 
     def state(self, connection: sqlite3.Connection) -> tuple[int, int]:
         """A value that differs when anything was written since, by whatever process. Two ticks of a clock, no query."""
@@ -84,14 +86,19 @@ class Database:
 
     @contextmanager
     def _guarded(self) -> Iterator[None]:
-        if not self._open:
-            raise Closed("this memory is closed")
+        """Stands around the locks, not inside: replacing takes both, and two threads may find the damage at once."""
+        seen = self._replaced
         try:
             yield
         except sqlite3.DatabaseError as error:
             if _is_damage(error):
-                self._replace(error)
+                self._replace(error, seen)
             raise
+
+    def _opened(self, connection: sqlite3.Connection) -> sqlite3.Connection:
+        if not self._open:
+            raise Closed("this memory is closed")
+        return connection
 
     def _connect(self) -> None:
         try:
@@ -99,7 +106,7 @@ class Database:
         except sqlite3.DatabaseError as error:
             if not _is_damage(error):
                 raise ConfigError(f"the memory {self.path} cannot be opened: {error}") from error
-            self._move_aside(error)
+            self._keep(os.replace, error)
             self._writer, self._reader = self._connections()
         except OSError as error:
             raise ConfigError(f"the memory {self.path} cannot be made: {error.strerror or error}") from error
@@ -124,23 +131,34 @@ class Database:
             with suppress(sqlite3.Error):
                 connection.close()
 
-    def _replace(self, error: sqlite3.DatabaseError) -> None:
-        """Put the damaged file aside and begin a fresh one; readers and writers go on with that."""
+    def _replace(self, error: sqlite3.DatabaseError, seen: int) -> None:
+        """Keep the damaged file aside and begin afresh, unless another thread did; all go on with that."""
         with self._write_lock, self._read_lock:
-            self._disconnect()
-            self._move_aside(error)
-            self._writer, self._reader = self._connections()
+            if self._replaced != seen or not self._open:
+                return
+            self._replaced += 1
+            try:
+                if _is_damaged(self._writer):
+                    self._keep(shutil.copyfile, error)
+                    _begin_afresh(self._writer)
+            except sqlite3.Error:  # not even that: it is no database any more
+                self._disconnect()
+                self._keep(os.replace, error)
+                self._writer, self._reader = self._connections()
 
-    def _move_aside(self, error: sqlite3.DatabaseError) -> None:
+    def _keep(self, take: Callable[[Path, Path], object], error: sqlite3.DatabaseError) -> None:
+        """Copy or move the file, and what belongs to it, to a name of its own."""
         if self.path is None:
             return
         mark = f".aside-{uuid.uuid4().hex[:8]}"
         self.aside = self.path.with_name(self.path.name + mark)
         for ending in ("", "-wal", "-shm"):
+            there = self.path.with_name(self.path.name + ending)
+            kept = self.path.with_name(self.path.name + mark + ending)
             with suppress(FileNotFoundError):
-                self.path.with_name(self.path.name + ending).replace(
-                    self.path.with_name(self.path.name + mark + ending)
-                )
+                if there.exists():
+                    os.close(os.open(kept, os.O_CREAT | os.O_RDWR, 0o600))
+                    take(there, kept)
         failed(
             "memory_damaged",
             path=str(self.path),
@@ -148,6 +166,33 @@ class Database:
             kept_as=str(self.aside),
             advice="a fresh one begins",
         )
+
+
+def _is_damaged(connection: sqlite3.Connection) -> bool:
+    """False where another process has begun afresh meanwhile. Raises sqlite3.Error for what is no database."""
+    try:
+        if connection.execute("PRAGMA quick_check(1)").fetchone()[0] != "ok":
+            return True
+        connection.execute("INSERT INTO words(words) VALUES ('integrity-check')")
+    except sqlite3.DatabaseError as error:
+        if getattr(error, "sqlite_errorname", "").startswith("SQLITE_CORRUPT"):
+            return True
+        raise
+    return False
+
+
+def _begin_afresh(connection: sqlite3.Connection) -> None:
+    """Overwrite the whole database with an empty one, page by page under SQLite's own locks.
+
+    In place, since other processes may have the file open: one that closes it deletes the write-ahead log by name,
+    and so that of whatever file has come to stand there.
+    """
+    empty = sqlite3.connect(":memory:", isolation_level=None)
+    try:
+        _prepare(empty, None)
+        empty.backup(connection)
+    finally:
+        empty.close()
 
 
 def _is_damage(error: sqlite3.DatabaseError) -> bool:
@@ -172,7 +217,8 @@ def _prepare(connection: sqlite3.Connection, path: Path | None) -> None:
         if version == 0:
             for statement in _SCHEMA.split(";\n"):
                 connection.execute(statement)
-            connection.execute("INSERT INTO meta VALUES ('removals', 0)")
+            # not 0: who holds vectors of a database that began afresh has to see that it is another one
+            connection.execute("INSERT INTO meta VALUES ('removals', abs(random()) >> 2)")
             connection.execute(f"PRAGMA user_version = {VERSION}")
         connection.execute("COMMIT")
     except BaseException:

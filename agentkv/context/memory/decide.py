@@ -48,7 +48,7 @@ class Injection:
         if not self.texts:
             return ""
         lines = [
-            f"- {f'({source}) ' if source else ''}{_one_block(text)}"
+            f"- {f'({_one_line(source)}) ' if source else ''}{_one_block(text)}"
             for text, source in zip(self.texts, self.sources, strict=True)
         ]
         return "\n".join([MARK, *lines])
@@ -122,3 +122,7 @@ def decide(
 def _one_block(text: str) -> str:
     """`text` with its later lines set in, so that it is seen where a note ends."""
     return text.strip().replace("\n", "\n  ")
+
+
+def _one_line(source: str) -> str:
+    return " ".join(source.split())[:120]

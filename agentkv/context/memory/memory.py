@@ -6,7 +6,6 @@ Working memory is the live context and not here. Whether what is recalled goes i
 
 from __future__ import annotations
 
-import asyncio
 import os
 import warnings
 from collections.abc import Callable, Collection, Iterable, Sequence
@@ -161,6 +160,8 @@ class Memory:
 
     async def arecall(self, query: str, **options: Any) -> list[Recalled]:
         """`recall` on a worker thread."""
+        import asyncio  # 30 ms that `import agentkv` must not pay
+
         return await asyncio.to_thread(self.recall, query, **options)
 
     def forget(
