@@ -8,14 +8,14 @@ shares blocks with others counts whole. Thread-safe: waits are told from any thr
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Container, Iterable
 from dataclasses import dataclass
 
 from agentkv.clock import Clock
 from agentkv.core.forecast import Forecast
 from agentkv.core.residency import Tier
 from agentkv.engine.local.sequence import Sequence, blocks_for
-from agentkv.policy.schedule import Admit, Claims, Demand, Place, always, competes, without_loss
+from agentkv.policy.schedule import Admit, Claims, Demand, Place, competes, without_loss
 
 
 @dataclass(slots=True, eq=False)
@@ -38,6 +38,7 @@ class Admission:
         self._block_bytes = block_bytes
         self._clock = clock
         self._claims: dict[str, Claim] = {}
+        self._total = 0
         self._lock = threading.Lock()
 
     def note(self, sequence: Sequence) -> None:
@@ -45,6 +46,8 @@ class Admission:
         now_s = self._clock.now_s()
         claim = Claim(sequence.rank[:2], blocks_for(sequence.computed), now_s, now_s)
         with self._lock:
+            before = self._claims.get(sequence.session.key)
+            self._total += claim.blocks - (before.blocks if before else 0)
             self._claims[sequence.session.key] = claim
 
     def expect(self, session: str, forecast: Forecast | None, started_s: float | None) -> None:
@@ -58,32 +61,34 @@ class Admission:
     def forget(self, session: str) -> None:
         """The session is over."""
         with self._lock:
-            self._claims.pop(session, None)
+            claim = self._claims.pop(session, None)
+            self._total -= claim.blocks if claim else 0
 
     def gate(self, here: Iterable[Sequence]) -> Callable[[Sequence, bool], bool]:
         """Ask `gate(...)(sequence, busy)`: may the queued call have a seat? `here`: all calls, `busy`: some have one.
 
-        Answers hold for one round: claims are added up once, and only if all of them together would be too many.
+        Answers hold for one round: claims are looked at once, and only if all that there ever were might be too many.
         """
-        if self.admit is always:
-            return lambda sequence, busy: True  # noqa: ARG005
         calls = {one.session.key: one for one in here}
-        with self._lock:
-            away = [(key, claim) for key, claim in self._claims.items() if key not in calls]
         present = [(one.rank[:2], blocks_for(len(one.ids) + 1)) for one in calls.values()]
-        everything = sum(size for _, size in present) + sum(claim.blocks for _, claim in away)
+        most = self._total + sum(size for _, size in present)
         found: list[Claims] = []
 
         def admitted(sequence: Sequence, busy: bool) -> bool:
-            if not busy or self.admit(self._demand(sequence, everything)):
+            if not busy or self.admit(self._demand(sequence, most)):
                 return True
             if not found:
-                now_s = self._clock.now_s()
-                soon = ((c.place, c.blocks) for _, c in away if competes(c, now_s, is_here=False))
-                found.append(Claims((*present, *soon)))
+                found.append(Claims((*present, *self._soon_back(calls))))
             return self.admit(self._demand(sequence, found[0].before(sequence.rank[:2])))
 
         return admitted
+
+    def _soon_back(self, calls: Container[str]) -> list[tuple[Place, int]]:
+        """What sessions without a call claim that are soon back."""
+        now_s = self._clock.now_s()
+        with self._lock:
+            away = [claim for key, claim in self._claims.items() if key not in calls]
+        return [(claim.place, claim.blocks) for claim in away if competes(claim, now_s, is_here=False)]
 
     def _demand(self, sequence: Sequence, ahead: float) -> Demand:
         size = self._block_bytes

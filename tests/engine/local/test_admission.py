@@ -88,8 +88,11 @@ def test_a_session_of_which_nothing_is_known_counts_until_it_has_been_silent_for
 def test_a_session_that_is_over_claims_nothing(admission):
     """Its blocks are free."""
     away(admission, Call(1, 60), 10.0)
+    away(admission, Call(1, 70), 10.0)
+    admission.forget("task-1#1")
     admission.forget("task-1#1")
     assert admission.gate([])(Call(2, 30), True)
+    assert 0 == admission._total
 
 
 def test_a_rule_that_admits_everybody_is_asked_for_nobody(admission):
@@ -124,6 +127,7 @@ def test_who_is_let_in_leaves_room_for_all_before_it(here, elsewhere, data):
     ]
     ahead = sum(size for place, size in claims if place < asked.rank[:2])
     fits = ahead + blocks_for(len(asked.ids) + 1) <= ROOM_SHARE * 100
+    assert sum(claim.blocks for claim in admission._claims.values()) == admission._total
     gate = admission.gate(here)
     assert fits == gate(asked, True)
     assert gate(asked, False)
@@ -134,7 +138,9 @@ def test_an_engine_holds_a_later_task_back_and_lets_it_in_when_the_earlier_ones_
     engine = start(blocks=40, host=16)
     text = "An agent that waits. " * 20
     first = engine.submit(ask(text, 4, task="first")).result(30)
-    engine.expect(first.session, 0.0, wait_of(20.0), time.monotonic())
+    engine.expect(first.session, 0.0, wait_of(50.0), time.monotonic())
+    forward = engine._runner.forward
+    engine._runner.forward = lambda spans: time.sleep(0.02) or forward(spans)  # slow enough to be watched
     second = engine.submit(ask("Counts: one", 64, task="second"))
     assert next(iter(second)).token_ids
     third = engine.submit(ask("Another agent. " * 9, 4, task="third"))
