@@ -13,7 +13,6 @@ from collections.abc import Sequence
 from typing import Any
 
 from agentkv.context.estimate import estimate
-from agentkv.context.ranks import RanksMissing, encoding
 from agentkv.core.message import Message, ToolSpec
 from agentkv.log import count, warn_once
 
@@ -119,6 +118,8 @@ def _encoding_name(model: str | None) -> tuple[str, bool]:
 
 
 def _load(name: str) -> Any:
+    from agentkv.context.ranks import RanksMissing, encoding  # gzip, tempfile: 8 ms that `import agentkv` must not pay
+
     try:
         return encoding(name)
     except RanksMissing:

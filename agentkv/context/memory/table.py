@@ -10,11 +10,14 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-import sqlite3
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from agentkv.context.memory.terms import terms
+
+if TYPE_CHECKING:
+    import sqlite3
 
 QUERY_TERMS = 48
 """Of a long query the rarest terms are searched for."""
