@@ -16,6 +16,7 @@ from typing import Any, Literal, Protocol, Self
 from agentkv import log
 from agentkv.core.forecast import Forecast
 from agentkv.core.message import ROLES, Message, ToolCall, ToolSpec
+from agentkv.core.reported import Reported
 from agentkv.core.residency import Move, Receipt, Residency
 from agentkv.core.task import Caller, PriorityClass
 from agentkv.core.usage import Timing, Usage
@@ -133,7 +134,20 @@ class Generation:
     """Blocks that came back from host or disk for this call, on demand; `restored_bytes` is their size."""
     restored_bytes: int = 0
     estimated: bool = False
-    """True where the usage was counted here because the server reported none."""
+    """True where the usage was counted here because the server reported none, or an impossible one."""
+    service_tier: str = ""
+    """The tier that a hosted model was served in; "" is the standard one."""
+    cached_by: Mapping[str, int] = field(default_factory=dict)
+    """The cached tokens by the tier that they came from, where an engine tells."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Attempt:
+    """A try at a call that failed and was repeated: what it used as far as can be known, and why it failed."""
+
+    spent: Reported
+    error: str
+    seconds: float = 0.0
 
 
 class Stream:
@@ -156,6 +170,10 @@ class Stream:
         self.partial: list[int] = []
         """Token ids produced so far: what a cancelled call really generated."""
         self._texts_without_ids = 0
+        self.attempts: tuple[Attempt, ...] = ()
+        """Tries that failed before the one whose answer this is; complete when the stream has ended."""
+        self.spent: Callable[[], Reported] | None = None
+        """What a call that fails or is cancelled used so far, where its engine knows better than `partial`."""
 
     # -- producer
 

@@ -12,19 +12,42 @@ import os
 import re
 import threading
 from collections.abc import Callable, Mapping
+from contextvars import ContextVar
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Literal
 
 from agentkv import log
 from agentkv.clock import Clock, SystemClock
 from agentkv.context.tokens import count_text
+from agentkv.core.reported import Reported
 from agentkv.core.usage import Timing, Usage
-from agentkv.engine.base import Chunk, Generation, Request, Stream
+from agentkv.engine.attempts import FailedTry, noting_async_client
+from agentkv.engine.base import Attempt, Chunk, Generation, Request, Stream
 from agentkv.engine.loop import LoopThread
 from agentkv.engine.wire import Gathered, call_arguments, texts_of
 from agentkv.errors import Closed, ConfigError, RemoteError, RequestInvalid
 
 _TOKENS_PER_MESSAGE = 4  # what a chat template adds around each message, about
+
+
+@dataclass(slots=True)
+class _Call:
+    """A call under way: how far it got, and the tries that failed."""
+
+    gathered: Gathered = field(default_factory=Gathered)
+    sent: bool = False
+    opened: bool = False
+    failed: list[FailedTry] = field(default_factory=list)
+
+
+_call: ContextVar[_Call | None] = ContextVar("agentkv_remote_call", default=None)
+
+
+def _note(failed: FailedTry) -> None:
+    call = _call.get()
+    if call is not None:
+        call.failed.append(failed)
 
 
 class RemoteEngine:
@@ -59,7 +82,11 @@ class RemoteEngine:
         self._shown_url = re.sub(r"//[^/@]*@", "//", base_url)  # without a password
         self._key = api_key or os.environ.get("OPENAI_API_KEY") or ""
         self._client = openai.AsyncOpenAI(
-            base_url=base_url, api_key=self._key or "none", timeout=timeout_s, max_retries=max_retries
+            base_url=base_url,
+            api_key=self._key or "none",
+            timeout=timeout_s,
+            max_retries=max_retries,
+            http_client=noting_async_client(_note),
         )
         self._max_tokens_field = max_tokens_field
         self._count = count or partial(count_text, model=model)
@@ -122,20 +149,27 @@ class RemoteEngine:
     # -- a call, on the loop's thread
 
     async def _run(self, request: Request, stream: Stream, submitted_s: float) -> None:
+        call = _Call()
+        _call.set(call)  # each call is a task of its own
+        stream.spent = lambda: self._spent(request, call)
         try:
             async with self._free:
-                generation = await self._answer(request, stream, submitted_s)
+                generation = await self._answer(request, stream, submitted_s, call)
         except Exception as error:
             self._counts["failed"] += 1
+            stream.attempts = self._attempts(call.failed if call.opened else call.failed[:-1], request)
             stream.fail(self._told(error))
         else:
+            stream.attempts = self._attempts(call.failed, request, generation.usage)
             stream.finish(generation)
 
-    async def _answer(self, request: Request, stream: Stream, submitted_s: float) -> Generation:
+    async def _answer(self, request: Request, stream: Stream, submitted_s: float, call: _Call) -> Generation:
         started_s = self._clock.now_s()
         first_s = None
-        gathered = Gathered()
+        gathered = call.gathered
+        call.sent = True
         async with await self._open(request) as chunks:
+            call.opened = True
             async for chunk in chunks:
                 text = gathered.take(chunk)
                 if first_s is None and gathered.written:
@@ -143,8 +177,9 @@ class RemoteEngine:
                 if text:
                     stream.push(Chunk(text=text))
         reason, calls = gathered.end()
-        usage = gathered.usage or self._counted(request, gathered)
-        self._used += usage
+        spent = self._spent(request, call)
+        self._counts["estimated_calls"] += spent.estimated
+        self._used += spent.usage
         ended_s = self._clock.now_s()
         first_s = ended_s if first_s is None else first_s
         return Generation(
@@ -152,7 +187,7 @@ class RemoteEngine:
             raw=gathered.text,
             token_ids=(),
             finish_reason=reason,
-            usage=usage,
+            usage=spent.usage,
             timing=Timing(
                 queued_s=started_s - submitted_s,
                 prefill_s=first_s - started_s,
@@ -163,7 +198,9 @@ class RemoteEngine:
             tool_calls=calls,
             session=request.session or request.caller.task,
             model=gathered.model or self.model,
-            estimated=gathered.usage is None,
+            estimated=spent.estimated,
+            service_tier=spent.service_tier,
+            cached_by=spent.cached_by,
         )
 
     async def _open(self, request: Request) -> Any:
@@ -194,10 +231,26 @@ class RemoteEngine:
         self._takes_usage_option = True
         return opened
 
-    def _counted(self, request: Request, gathered: Gathered) -> Usage:
-        self._counts["estimated_calls"] += 1
-        output = self._count(gathered.written) if gathered.written else 0
-        return Usage(input_tokens=self.count_tokens(request), output_tokens=output, calls=1)
+    def _spent(self, request: Request, call: _Call) -> Reported:
+        """What the call used so far; nothing where no server did anything for it."""
+        if call.opened:
+            return call.gathered.spent(partial(self.count_tokens, request), self._count)
+        if not call.sent or (call.failed and call.failed[-1].refused):
+            return Reported(usage=Usage())
+        return Reported(usage=Usage(input_tokens=self.count_tokens(request), calls=1), estimated=True)
+
+    def _attempts(
+        self, failed: list[FailedTry], request: Request, answered: Usage | None = None
+    ) -> tuple[Attempt, ...]:
+        """Tries that were refused cost nothing; one that was lost on the way was read, as far as anybody can know."""
+        attempts = []
+        for one in failed:
+            spent = Reported(usage=Usage())
+            if not one.refused:
+                tokens = self.count_tokens(request) if answered is None else answered.input_tokens
+                spent = Reported(usage=Usage(input_tokens=tokens, calls=1), estimated=True)
+            attempts.append(Attempt(spent=spent, error=one.error, seconds=one.seconds))
+        return tuple(attempts)
 
     def _told(self, error: Exception) -> Exception:
         """The error for the caller: ours, with the endpoint and its status, and without the key."""

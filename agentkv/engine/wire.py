@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import json
 import uuid
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from typing import Any
 
 from agentkv.core.message import Message, ToolCall, ToolSpec
+from agentkv.core.reported import Reported, merged, report_in, reported
 from agentkv.core.usage import Usage
 from agentkv.engine.base import FinishReason, Request
 from agentkv.errors import RemoteError
@@ -81,12 +83,18 @@ class _Call:
 
 
 class Gathered:
-    """An answer put together chunk by chunk."""
+    """An answer put together chunk by chunk.
+
+    Usage may come once or many times, growing, repeated, in parts, or before the answer: what is said last counts,
+    and an answer that went on after it was counted is counted here.
+    """
 
     def __init__(self) -> None:
         self.text = ""
+        self.thought = ""
         self.model = ""
-        self.usage: Usage | None = None
+        self._report: dict[str, Any] = {}
+        self._counted_to = 0
         self._reason: str | None = None
         self._calls: list[_Call] = []
         self._place: dict[int, int] = {}
@@ -94,16 +102,39 @@ class Gathered:
     def take(self, chunk: Any) -> str:
         """Note what a chunk says and return its text."""
         self.model = getattr(chunk, "model", None) or self.model
-        self.usage = usage_of(getattr(chunk, "usage", None)) or self.usage
         text = ""
         for choice in getattr(chunk, "choices", None) or []:
             self._reason = getattr(choice, "finish_reason", None) or self._reason
             delta = getattr(choice, "delta", None)
+            self.thought += _thought(delta)
             text += (getattr(choice, "text", None) if delta is None else getattr(delta, "content", None)) or ""
             for part in getattr(delta, "tool_calls", None) or []:
                 self._take_call(part)
         self.text += text
+        report = report_in(chunk)
+        if report:
+            self._report = merged(self._report, report)
+            if report.keys() & {"usage", "timings"} and reported(report) is not None:
+                self._counted_to = len(self.written) + len(self.thought)
         return text
+
+    def spent(self, input_tokens: Callable[[], int], count: Callable[[str], int]) -> Reported:
+        """What the call used so far: as reported, and counted (`estimated`) where nothing was."""
+        told = reported(self._report)
+        if told is None:
+            thought = count(self.thought) if self.thought else 0
+            said = thought + (count(self.written) if self.written else 0)
+            counted = Usage(input_tokens=input_tokens(), output_tokens=said, reasoning_tokens=thought, calls=1)
+            return Reported(usage=counted, estimated=True)
+        usage = told.usage
+        if not usage.input_tokens:
+            usage = replace(usage, input_tokens=input_tokens())
+        complete = len(self.written) + len(self.thought) == self._counted_to
+        if complete and (usage.output_tokens or not self._counted_to):
+            return replace(told, usage=usage)
+        said = count(self.written) + (count(self.thought) if self.thought else 0)
+        usage = replace(usage, output_tokens=max(usage.output_tokens, said))
+        return replace(told, usage=usage, estimated=True)
 
     def _take_call(self, part: Any) -> None:
         """A part belongs to the call of its index; a new id under an old index is a new call (some servers send 0)."""
@@ -144,19 +175,13 @@ class Gathered:
         )
 
 
-def usage_of(reported: Any) -> Usage | None:
-    """A server's usage; None where it says nothing or only zeros. Cached tokens never exceed the input."""
-    prompt = _count(reported, "prompt_tokens")
-    if prompt == 0:
-        return None
-    cached = _count(getattr(reported, "prompt_tokens_details", None), "cached_tokens")
-    output = _count(reported, "completion_tokens")
-    return Usage(input_tokens=prompt, cached_tokens=min(cached, prompt), output_tokens=output, calls=1)
-
-
-def _count(reported: Any, name: str) -> int:
-    value = getattr(reported, name, None)
-    return value if isinstance(value, int) and value > 0 else 0
+def _thought(delta: Any) -> str:
+    """Reasoning that a server shows beside the answer; it is no part of the answer, but it was written."""
+    for name in ("reasoning_content", "reasoning"):
+        value = getattr(delta, name, None)
+        if isinstance(value, str):
+            return value
+    return ""
 
 
 def _is_json(text: str) -> bool:
