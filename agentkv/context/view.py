@@ -71,6 +71,7 @@ class View:
         self._total_tokens = 0
         self._tools: tuple[ToolSpec, ...] = ()
         self.fold: Fold | None = None
+        self._sent_messages = 0
         self.sent: tuple[Message, ...] | None = None
         """The prompt that was sent last."""
 
@@ -136,6 +137,11 @@ class View:
         self._total_tokens += now - before
         return max(0, now - before)
 
+    @property
+    def noted(self) -> bool:
+        """True if something was told behind the newest message before."""
+        return bool(self._digests) and self._stages.notebook.note(self._digests[-1]) is not None
+
     def refold(self) -> None:
         """Look for a fold that was made since, of any part of this conversation."""
         if self._stages.folder is not None:
@@ -143,7 +149,8 @@ class View:
 
     def adopt(self, fold: Fold) -> None:
         """A fold that was made on the side takes effect now."""
-        if self._stages.folder is not None and self._digests:
+        newer = self.fold is None or fold.k > self.fold.k  # another may have been made in between
+        if self._stages.folder is not None and self._digests and newer:
             self.fold = self._stages.folder.record(fold, self._digests[-1])
 
     def tools(self, tools: Sequence[ToolSpec]) -> tuple[ToolSpec, ...]:
@@ -160,6 +167,7 @@ class View:
     def prompt(self) -> tuple[Message, ...]:
         """What the next call sends; it is remembered as sent."""
         self.sent = self.prompt_now()
+        self._sent_messages = len(self._plain)
         return self.sent + self._repair.pending()
 
     def prompt_now(self) -> tuple[Message, ...]:
@@ -184,6 +192,7 @@ class View:
             tools_tokens=tools_tokens,
             fold=self.fold,
             breaks_anyway=self.sent is None,
+            fresh_tokens=sum(self._tokens[self._sent_messages :]),
         )
         return proposal if proposal.kind != "none" else None
 

@@ -147,7 +147,7 @@ def stages_for(engine: Engine, options: Context | None, *, in_memory: bool) -> S
             summary_tokens=options.summary_tokens,
             max_payback_calls=options.max_payback_calls,
             count=counter.message,
-            fallback="extract" if options.summarise == "extract" else options.fallback,
+            fallback=options.fallback,
             redact=options.redact,
         )
     return Stages(

@@ -58,7 +58,7 @@ def conclusion(
     whole: Summary | None = None
     handles: dict[str, None] = {}
     for messages, fold in views:
-        earlier = None if fold is None else Summary.parse(fold.text)
+        earlier = None if fold is None else Summary.parse(fold.text, own=True)
         found = extract(messages, earlier)
         whole = found if whole is None else whole.merged(found)
         for message in messages:

@@ -32,6 +32,8 @@ class Line:
     lock: threading.Lock = field(default_factory=threading.Lock)
     tail: str = ""
     """The changing values that were told last."""
+    lasting: tuple[int, str] = (0, "")
+    """What was told behind the message with this number, besides changing values: memories, an earlier segment."""
     waits_seen: bool = False
     """A tool of this branch told when it ran, so a fold may be put into such a wait."""
     postponed: bool = False

@@ -79,7 +79,7 @@ class Shaper:
             messages, tail = steady(messages, self._context.volatile)
         with self._open(request, messages) as line:
             proposal = self._due(line)
-            recalls = self._context.memory is not None and messages[-1].role == "user"
+            recalls = self._context.memory is not None and messages[-1].role == "user" and not line.view.noted
             if proposal is None and not recalls:
                 shown = self._shown(line, request, tail)
                 return Turn(request=shown, ready=lambda: shown)
@@ -107,7 +107,12 @@ class Shaper:
         fresh = tail if tail != line.tail else ""
         line.tail = tail
         carried = self._carry.text(request.caller) if line.view.sent is None else ""
-        line.view.note("\n\n".join(text for text in (carried, recalled, fresh) if text))
+        lasting = "\n\n".join(text for text in (carried, recalled) if text)
+        if lasting:
+            line.lasting = (len(line.view.raw), lasting)
+        elif line.lasting[0] == len(line.view.raw):  # the same call again: what was told once stays
+            lasting = line.lasting[1]
+        line.view.note("\n\n".join(text for text in (lasting, fresh) if text))
         before = line.sent_fold
         messages = line.view.prompt()
         line.sent_fold = line.view.fold
@@ -143,8 +148,10 @@ class Shaper:
         except Exception as error:
             log.failed("memory_failed", error=repr(error))
             return ""
-        self._books.context_event(request.caller.task, "recall", before=len(found), after=injection.tokens)
-        return injection.text() if injection.texts else ""
+        told = injection.text()
+        tokens = self._stages.counter.text(told)
+        self._books.context_event(request.caller.task, "recall", before=len(found), after=tokens)
+        return told
 
     # -- folds
 
@@ -205,8 +212,11 @@ class Shaper:
         started_s = self._clock.now_s()
         before = line.view.shown_tokens
         try:
-            flow = folder.flow(proposal, sent, record=not background)
-            fold = self._driven(flow, request, background=background)
+            if self._context.summarise == "extract":
+                fold = folder.extracted(proposal, record=not background)
+            else:
+                flow = folder.flow(proposal, sent, record=not background)
+                fold = self._driven(flow, request, background=background)
         except Exception as error:
             log.failed("summary_failed", error=repr(error))
             return
@@ -249,8 +259,6 @@ class Shaper:
         try:
             if callable(summarise):
                 return summarise(prompt)
-            if summarise == "extract":
-                return RuntimeError("no model is asked: the extract is made without one")
             caller = replace(request.caller, node="summary", branch=request.caller.branch + FOLD_BRANCH)
             answer = self._ask(
                 Request(

@@ -11,10 +11,19 @@ if TYPE_CHECKING:
     from agentkv_langgraph.callback import AgentKVCallback
     from agentkv_langgraph.chat import ChatAgentKV
     from agentkv_langgraph.host import LangGraphHost
+    from agentkv_langgraph.memory import StoreMemory
+    from agentkv_langgraph.outputs import read_output_tool, slim_tool_message
 
-__all__ = ["AgentKVCallback", "ChatAgentKV", "LangGraphHost"]
+__all__ = ["AgentKVCallback", "ChatAgentKV", "LangGraphHost", "StoreMemory", "read_output_tool", "slim_tool_message"]
 
-_HOMES = {"AgentKVCallback": "callback", "ChatAgentKV": "chat", "LangGraphHost": "host"}
+_HOMES = {
+    "AgentKVCallback": "callback",
+    "ChatAgentKV": "chat",
+    "LangGraphHost": "host",
+    "StoreMemory": "memory",
+    "read_output_tool": "outputs",
+    "slim_tool_message": "outputs",
+}
 
 
 def __getattr__(name: str) -> Any:

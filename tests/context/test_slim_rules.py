@@ -320,11 +320,12 @@ def test_long_lists_are_cut_within_the_bound():
         assert once.handle is not None
 
 
-def test_ls_keeps_sizes_and_names():
-    """Rights, owners and times are left out and can be read again."""
+def test_an_ls_that_is_too_long_keeps_sizes_and_names():
+    """Rights, owners and times are left out and can be read again; one that fits is what was asked for."""
     text = "total 80\n" + "".join(
-        f"-rw-r--r-- 1 root staff  {n}K Nov 29 10:0{n % 9} my file {n}.py\n" for n in range(20)
+        f"-rw-r--r-- 1 root staff  {n}K Nov 29 10:0{n % 9} my file {n}.py\n" for n in range(200)
     )
+    assert "-rw-r--r-- 1 root staff" in slim(text[:1000], command="ls -l").text
     text += "drwxr-xr-x 2 root staff 4096 Nov 29  2025 folder\nlrwxrwxrwx 1 root staff 3 Nov 29 10:00 link -> x\n"
     lines = slim(text, command="ls -l").text.split("\n")
     assert ["my file 0.py 0K", "folder/", "link -> x 3"] == [lines[0], *lines[-3:-1]]
@@ -411,15 +412,41 @@ def test_a_stack_trace_keeps_the_exception_its_ends_and_the_users_own_frames():
     assert "Caused by: java.io.IOException: y" in kept
 
 
-def test_repeated_lines_stand_once_with_their_count():
-    """Equal but for numbers; the last of them too; equal errors once."""
-    text = "".join(f"waiting for port 8080, attempt {n}\n" for n in range(50)) + "ERROR: gave up\n" * 3
+def test_in_a_text_that_is_too_long_lines_equal_but_for_numbers_stand_once():
+    """With a count; the last of them too; equal errors once."""
+    text = "".join(f"waiting for port 8080, attempt {n}\n" for n in range(500)) + "ERROR: gave up\n" * 3
     lines = slim(text).text.split("\n")
     assert [
-        "waiting for port 8080, attempt 0 (x50 like this)",
-        "waiting for port 8080, attempt 49",
+        "waiting for port 8080, attempt 0 (x500 like this)",
+        "waiting for port 8080, attempt 499",
         "ERROR: gave up (x3)",
     ] == lines[:3]
+
+
+def test_in_a_text_that_fits_only_equal_neighbours_are_counted():
+    """A time in front does not make them differ; other numbers do."""
+    text = "".join(f"10:00:{n:02} still waiting for the port\n" for n in range(50)) + "gave up\n" * 3
+    assert ["10:00:00 still waiting for the port (x50)", "gave up (x3)"] == slim(text).text.split("\n")[:2]
+
+
+@pytest.mark.parametrize("tool", ["", "sql_query", "web_search", "bash"])
+@pytest.mark.parametrize(
+    "row",
+    [
+        "order {n}: total {m} EUR",
+        "cpu{n} {m}%",
+        "user{n},{m}",
+        "{n} | {m}.50 | {n}",
+        "X_{n} = {m}",
+        "{m}M\t./dir{n}",
+        "Product {n}: ${m}.99",
+        "10:00:{n:02} handled {m}",
+    ],
+)
+def test_data_that_fits_keeps_every_row(tool, row):
+    """Rows of one shape with other numbers are an answer, not noise."""
+    text = "\n".join(row.format(n=n, m=n * 37 % 101) for n in range(40))
+    assert text == slim(text, tool=tool).text
 
 
 def test_errors_in_the_middle_of_a_very_long_log_are_found():
