@@ -1,218 +1,61 @@
 """Ledger: the append-only facts of every task, from which bills are made.
 
-Covers the facts and keeping them in memory; a store (`store.py`) may save them as well. Does not cover arithmetic on
-them (`bill.py`). Facts hold names, counts and times: no prompt text and no tool arguments.
+Covers keeping them in memory, within bounds; a store (`store.py`) saves them as well, and has those that memory had to
+let go. The facts are `facts.py`'s, their JSON is `codec.py`'s (both can be had from here), arithmetic is `bill.py`'s.
 """
 
 from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from dataclasses import asdict, dataclass, field, fields
-from decimal import Decimal, InvalidOperation
-from typing import Any, ClassVar, Protocol, get_args
+from typing import Protocol
 
-from agentkv.core.usage import Timing, Usage
-from agentkv.log import count, failed
+from agentkv.budget.codec import fact_from_json, fact_to_json, is_known
+from agentkv.budget.facts import (
+    AgentMessageFact,
+    ContextFact,
+    DeliveryFact,
+    Fact,
+    ModelCall,
+    MoveFact,
+    OutcomeFact,
+    TaskFact,
+    ToolCallFact,
+)
+from agentkv.errors import LedgerError
+from agentkv.log import count, failed, warn_once
+
+__all__ = [
+    "AgentMessageFact",
+    "ContextFact",
+    "DeliveryFact",
+    "Fact",
+    "FactStore",
+    "Ledger",
+    "ModelCall",
+    "MoveFact",
+    "OutcomeFact",
+    "TaskFact",
+    "ToolCallFact",
+    "fact_from_json",
+    "fact_to_json",
+    "is_known",
+]
 
 MAX_TASKS = 4096
-"""Tasks kept in memory; beyond them the finished one that was silent longest is forgotten (a store still has it)."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ModelCall:
-    """One model call, however it ended: "ok", "aborted" (cancelled) or "failed". Each attempt is its own fact.
-
-    `estimated`: the engine gave no usage and we counted. `visible`: its output went to the user; None = not told.
-    `purpose`: "answer", or "summary" for a call that was made to keep the context short. `cost_usd`: None where no
-    price is known; `price` says which row of which table it came from, or "self-hosted". `device_s`: busy device
-    seconds of this call. `served_locally`: a response cache answered, so it cost nothing. `loop`: whose cap it counted
-    against (retry, reflection, correction ...). `cached_by`: cached tokens by "device", "host", "disk" or "provider",
-    as far as that is known. `error` names the error's class, `outcome_type` what kind of task the call was made for.
-    """
-
-    kind: ClassVar[str] = "model_call"
-    task: str
-    session: str = ""
-    node: str = ""
-    branch: str = ""
-    attempt: int = 1
-    at_ms: int = 0
-    model: str = ""
-    usage: Usage = field(default_factory=Usage)
-    timing: Timing = field(default_factory=Timing)
-    status: str = "ok"
-    priority: int = 1
-    estimated: bool = False
-    visible: bool | None = None
-    purpose: str = "answer"
-    cost_usd: Decimal | None = None
-    price: str = ""
-    service_tier: str = ""
-    device_s: float = 0.0
-    served_locally: bool = False
-    loop: str = ""
-    cached_by: dict[str, int] = field(default_factory=dict)
-    error: str = ""
-    outcome_type: str = ""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ToolCallFact:
-    """One tool call that ended, with the wait that was predicted when it began. `at_ms` is its end."""
-
-    kind: ClassVar[str] = "tool_call"
-    task: str
-    session: str = ""
-    node: str = ""
-    tool: str = ""
-    command: str = ""
-    at_ms: int = 0
-    predicted_p10_s: float | None = None
-    predicted_p50_s: float | None = None
-    predicted_p90_s: float | None = None
-    actual_s: float = 0.0
-    status: str = "succeeded"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MoveFact:
-    """One move and what became of it, in the words of `core.residency` (action, tier in lower case, outcome)."""
-
-    kind: ClassVar[str] = "move"
-    task: str
-    session: str = ""
-    at_ms: int = 0
-    action: str = ""
-    to: str = ""
-    blocks: int = 0
-    size_bytes: int = 0
-    seconds: float = 0.0
-    outcome: str = "done"
-    reason: str = ""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ContextFact:
-    """Something that was done to a prompt, or that happened to it.
-
-    event "slim": a tool output (of the tool `name`) went from `before_tokens` to `after_tokens` under the rule `cause`.
-    "fold": the prompt did; `cause` says why then. "fold_failed": the history stayed. "recall": of `before_tokens`
-    memories found (a count), `after_tokens` tokens were told. "break": a prompt did not extend the one before; `cause`
-    names why, `before_tokens` had to be computed again.
-    """
-
-    kind: ClassVar[str] = "context"
-    task: str
-    session: str = ""
-    at_ms: int = 0
-    event: str = ""
-    name: str = ""
-    cause: str = ""
-    before_tokens: int = 0
-    after_tokens: int = 0
-    seconds: float = 0.0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TaskFact:
-    """A task "started" or "finished"; `final`: it was destroyed and will not go on."""
-
-    kind: ClassVar[str] = "task"
-    task: str
-    at_ms: int = 0
-    event: str = "started"
-    final: bool = False
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AgentMessageFact:
-    """One agent said something to another; `tokens` of it."""
-
-    kind: ClassVar[str] = "agent_message"
-    task: str
-    session: str = ""
-    at_ms: int = 0
-    sender: str = ""
-    receiver: str = ""
-    tokens: int = 0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DeliveryFact:
-    """`tokens` reached the user, as marked by `kv.deliver`."""
-
-    kind: ClassVar[str] = "delivery"
-    task: str
-    session: str = ""
-    at_ms: int = 0
-    tokens: int = 0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OutcomeFact:
-    """What became of a task of type `task_type`: the failed ones are charged to the completed ones of their type."""
-
-    kind: ClassVar[str] = "outcome"
-    task: str
-    at_ms: int = 0
-    task_type: str = ""
-    completed: bool = False
-
-
-Fact = ModelCall | ToolCallFact | MoveFact | ContextFact | TaskFact | AgentMessageFact | DeliveryFact | OutcomeFact
-_KINDS: dict[str, type[Fact]] = {cls.kind: cls for cls in get_args(Fact)}
-_PARTS: dict[str, type[Usage | Timing]] = {"usage": Usage, "timing": Timing}
-
-
-def fact_to_json(fact: Fact) -> dict[str, Any]:
-    """A fact as plain JSON, its money as text; its kind is kept beside it."""
-    body = asdict(fact)
-    if isinstance(fact, ModelCall) and fact.cost_usd is not None:
-        body["cost_usd"] = str(fact.cost_usd)
-    return body
-
-
-def is_known(kind: str) -> bool:
-    """False for a kind of fact that only a newer program knows."""
-    return kind in _KINDS
-
-
-def fact_from_json(kind: str, body: dict[str, Any]) -> Fact:
-    """The fact that `fact_to_json` described; fields that this program does not know are left out.
-
-    Raises KeyError, TypeError or ValueError for what is no fact.
-    """
-    cls = _KINDS[kind]
-    values = _known_fields(cls, body)
-    if cls is ModelCall:
-        for name, part in _PARTS.items():
-            if name in values:
-                values[name] = part(**_known_fields(part, values[name]))
-        if values.get("cost_usd") is not None:
-            values["cost_usd"] = _money(values["cost_usd"])
-    return cls(**values)
-
-
-def _known_fields(cls: type[Fact | Usage | Timing], body: dict[str, Any]) -> dict[str, Any]:
-    known = {f.name for f in fields(cls)}
-    return {name: value for name, value in body.items() if name in known}
-
-
-def _money(text: str) -> Decimal:
-    try:
-        amount = Decimal(text)
-    except InvalidOperation:
-        raise ValueError(f"{text!r} is no amount of money") from None
-    if not amount.is_finite():
-        raise ValueError(f"{text!r} is no amount of money")
-    return amount
+"""Tasks kept in memory; beyond them the one that was silent longest goes, finished ones first (a store still has it)."""
+MAX_FACTS = 200_000
+"""Facts kept in memory over all tasks (up to 1 KB each); beyond them tasks go in the same order."""
+MAX_FACTS_OF_A_TASK = 100_000
+"""Facts of one task kept in memory; beyond them its older half goes."""
+_MAX_CUT = 100_000  # names of such tasks; a task that comes back after so many others begins anew
 
 
 class FactStore(Protocol):
-    """Where facts are saved. `put` neither blocks nor raises."""
+    """Where facts are saved. `put` neither blocks nor raises; `saved` may wait for a disk, and raise LedgerError."""
 
     def put(self, fact: Fact) -> None: ...
+    def saved(self, task: str) -> list[Fact]: ...
     def close(self) -> None: ...
 
 
@@ -221,41 +64,97 @@ class Ledger:
 
     def __init__(self, store: FactStore | None = None) -> None:
         self.store = store
-        self._rows: OrderedDict[str, list[Fact]] = OrderedDict()
-        self._finished: OrderedDict[str, None] = OrderedDict()
+        self._rows: OrderedDict[str, list[Fact]] = OrderedDict()  # silent longest first
+        self._running: set[str] = set()  # not finished
+        self._kept = 0
+        self._cut: dict[int, None] = {}  # tasks whose first facts are no longer in memory
         self._lock = threading.Lock()
 
     def append(self, fact: Fact) -> None:
         """Record a fact. Never waits for a disk and never raises: a failure is a log line and a counter."""
         try:
+            task = fact.task
             with self._lock:
-                self._rows.setdefault(fact.task, []).append(fact)
-                self._age(fact)
-            if self.store is not None:
-                self.store.put(fact)
+                rows = self._rows.get(task)
+                if rows is None:
+                    rows = self._rows[task] = []
+                    if hash(task) not in self._cut:  # else it comes late, after its end
+                        self._running.add(task)
+                else:
+                    self._rows.move_to_end(task)
+                rows.append(fact)
+                self._kept += 1
+                if isinstance(fact, TaskFact):
+                    self._mark(fact)
+                if self._kept > MAX_FACTS or len(self._rows) > MAX_TASKS or len(rows) > MAX_FACTS_OF_A_TASK:
+                    self._let_go()
+                if self.store is not None:
+                    self.store.put(fact)  # inside, so that the store has a task's facts in the order of memory
         except Exception as error:
             failed("ledger_append_failed", error=repr(error))
 
-    def _age(self, fact: Fact) -> None:
-        if isinstance(fact, TaskFact) and fact.event == "finished":
-            self._finished[fact.task] = None
-            self._finished.move_to_end(fact.task)
-        elif isinstance(fact, TaskFact):
-            self._finished.pop(fact.task, None)
-        while len(self._rows) > MAX_TASKS and self._finished:
-            oldest, _ = self._finished.popitem(last=False)
-            self._rows.pop(oldest, None)
+    def _mark(self, fact: TaskFact) -> None:
+        if fact.event == "finished":
+            self._running.discard(fact.task)
+        else:
+            self._running.add(fact.task)
+
+    def _let_go(self) -> None:
+        """Make room for a while: a tenth of the facts and of the tasks. The task that just spoke, the last, stays."""
+        last = next(reversed(self._rows))
+        if len(self._rows[last]) > MAX_FACTS_OF_A_TASK:
+            older = len(self._rows[last]) // 2
+            del self._rows[last][:older]
+            self._kept -= older
+            self._remember_cut(last)
+        finished = [task for task in self._rows if task not in self._running and task != last]
+        running = [task for task in self._rows if task in self._running and task != last]
+        over = self._kept > MAX_FACTS or len(self._rows) > MAX_TASKS
+        for task in (*finished, *running) if over else ():
+            if self._kept <= MAX_FACTS * 0.9 and len(self._rows) <= MAX_TASKS * 0.9:
+                break
+            self._kept -= len(self._rows.pop(task))
+            self._running.discard(task)
+            self._remember_cut(task)
             count("ledger_task_forgotten")
 
+    def _remember_cut(self, task: str) -> None:
+        self._cut[hash(task)] = None
+        while len(self._cut) > _MAX_CUT:
+            del self._cut[next(iter(self._cut))]
+        if self.store is None:
+            warn_once("ledger_memory_full", advice="old tasks are forgotten; give a database to keep them")
+
     def rows(self, task: str) -> list[Fact]:
-        """The task's facts so far in this process; [] for an unknown task."""
+        """The task's facts so far in this process; [] for an unknown task.
+
+        Facts that memory had to let go are read back from the store: that takes a disk, and where it fails, what
+        memory has is the answer, with a warning.
+        """
         with self._lock:
-            return list(self._rows.get(task, ()))
+            rows, cut = list(self._rows.get(task, ())), hash(task) in self._cut
+        if not cut or self.store is None:
+            return rows
+        try:
+            return self.store.saved(task)
+        except LedgerError as error:
+            failed("ledger_rows_incomplete", error=str(error))
+            return rows
 
     def tasks(self) -> list[str]:
-        """Tasks with facts, in the order of their first."""
+        """Tasks with facts in memory, the one that was silent longest first."""
         with self._lock:
             return list(self._rows)
+
+    def check(self) -> None:
+        """Assert that counts and bounds hold; for tests."""
+        with self._lock:
+            assert self._kept == sum(len(rows) for rows in self._rows.values())
+            assert self._running <= self._rows.keys()
+            assert all(self._rows.values())
+            assert len(self._rows) <= MAX_TASKS
+            assert self._kept <= MAX_FACTS
+            assert len(self._cut) <= _MAX_CUT
 
     def close(self) -> None:
         """Save what is not saved yet. Idempotent; facts appended later are kept in memory only."""

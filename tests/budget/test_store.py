@@ -198,7 +198,7 @@ class FailingDisk:
     def __init__(self, failures=10**9):
         self.failures, self.saved = failures, []
 
-    def insert(self, rows):
+    def insert(self, run, rows):
         if self.failures > 0:
             self.failures -= 1
             raise LedgerError("the ledger could not be written: database or disk is full")
@@ -213,15 +213,15 @@ def test_a_full_disk_keeps_facts_in_memory_and_catches_up(tmp_path, monkeypatch)
     monkeypatch.setattr(log, "_warned", set())
     store = Store(url_of(tmp_path / "l.sqlite"), interval_s=0.01)
     disk = FailingDisk()
-    store._database.close()
-    store._database = disk
+    store.database.close()
+    store.database = disk
     for i in range(50):
         store.put(call(i=i))
     assert not store.flush(timeout_s=0.5)
     assert store.unsaved == 50
     disk.failures = 0
     assert store.flush(timeout_s=10)
-    assert [row["at_ms"] for row in disk.saved] == [1000 + i for i in range(50)]
+    assert [row.at_ms for row in disk.saved] == [1000 + i for i in range(50)]
     assert log.counters["ledger_not_saved"] >= 1
     store.close()
 
@@ -230,20 +230,20 @@ def test_a_full_disk_keeps_facts_in_memory_and_catches_up(tmp_path, monkeypatch)
 def test_facts_that_had_to_wait_keep_their_order(tmp_path, failures):
     """After one or two refusals they are saved as they were appended."""
     store = Store(url_of(tmp_path / "l.sqlite"), interval_s=0.05)
-    store._database.close()
-    store._database = disk = FailingDisk(failures)
+    store.database.close()
+    store.database = disk = FailingDisk(failures)
     for i in range(20):
         store.put(call(i=i))
     assert store.flush(timeout_s=10)
     store.close()
-    assert [row["at_ms"] for row in disk.saved] == [1000 + i for i in range(20)]
+    assert [row.at_ms for row in disk.saved] == [1000 + i for i in range(20)]
 
 
 def test_closing_on_a_full_disk_says_how_much_is_lost(tmp_path):
     """It ends, in bounded time, and the number is still there to be told."""
     store = Store(url_of(tmp_path / "l.sqlite"), interval_s=0.01)
-    store._database.close()
-    store._database = FailingDisk()
+    store.database.close()
+    store.database = FailingDisk()
     store.put(call())
     store.close(timeout_s=5)
     assert store.unsaved == 1
@@ -312,7 +312,7 @@ def test_a_newer_ledger_is_refused_and_not_touched(tmp_path):
     connection.close()
     before = path.read_bytes()
     for ledger in (url_of(path), None):
-        with pytest.raises(LedgerError, match=r"999.*knows 1"):
+        with pytest.raises(LedgerError, match=r"999.*knows 2"):
             open_ledger(ledger)
         with pytest.raises(LedgerError, match="999"):
             read_ledger(ledger)

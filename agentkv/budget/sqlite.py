@@ -1,0 +1,100 @@
+"""A SQLite file as a ledger: making it (mode 0600), looking at it without touching it, connecting, giving space back.
+
+A connection never makes the file: one that vanished while a program runs would come back empty and readable for all.
+"""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from agentkv.errors import LedgerError
+from agentkv.log import warn_once
+
+LOCK_WAIT_S = 5.0
+"""How long a write waits for another process."""
+_WAL_KEPT_BYTES = 16 << 20
+
+
+def make(path: Path) -> None:
+    """Make an empty file, and its folder (0700), if they are not there."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        os.close(os.open(path, os.O_CREAT | os.O_RDWR, 0o600))
+    except OSError as error:
+        raise LedgerError(f"the ledger {path} cannot be made: {error.strerror or error}") from error
+
+
+def version_of(path: Path) -> int | None:
+    """The schema version of a file, None if it holds no ledger yet; not a byte of it changes."""
+    try:
+        connection = connector(path, mode="ro")()
+        try:
+            known = connection.execute("SELECT 1 FROM sqlite_master WHERE name = 'agentkv_schema'").fetchone()
+            row = connection.execute("SELECT version FROM agentkv_schema").fetchone() if known else None
+        finally:
+            connection.close()
+    except sqlite3.OperationalError as error:
+        raise LedgerError(f"the ledger {path} cannot be opened: {error}") from error
+    except sqlite3.DatabaseError as error:
+        raise LedgerError(f"{path} is no ledger ({error}); it is left as it is") from error
+    return row[0] if row else None
+
+
+def connector(path: Path, *, mode: str = "rw") -> Callable[[], sqlite3.Connection]:
+    """What connects to the file, which must exist; in mode "ro", a folder that cannot be written is read as it is."""
+    uri = f"{path.absolute().as_uri()}?mode={mode}"
+
+    def connect() -> sqlite3.Connection:
+        still = mode == "ro" and not os.access(path.parent, os.W_OK) and not path.with_name(f"{path.name}-wal").exists()
+        return sqlite3.connect(
+            f"{uri}&immutable=1" if still else uri, uri=True, timeout=LOCK_WAIT_S, check_same_thread=False
+        )
+
+    return connect
+
+
+def prepare(connection: Any, _record: object = None) -> None:
+    """WAL where the file system allows it; elsewhere (a network mount) SQLite keeps its own mode, made safe."""
+    cursor = connection.cursor()
+    try:
+        mode = cursor.execute("PRAGMA journal_mode=WAL").fetchone()[0]
+        cursor.execute(f"PRAGMA synchronous={'NORMAL' if mode == 'wal' else 'FULL'}")
+        cursor.execute(f"PRAGMA journal_size_limit={_WAL_KEPT_BYTES}")
+    except sqlite3.OperationalError as error:
+        mode = str(error)
+    finally:
+        cursor.close()
+    if mode not in ("wal", "database is locked"):
+        warn_once("ledger_without_wal", mode=mode, advice="readers and writers wait for each other; use a local disk")
+
+
+def give_back(path: Path) -> str | None:
+    """Shrink the file to what it holds; None, or in words why that was not possible."""
+    try:
+        connection = connector(path)()
+        try:
+            connection.isolation_level = None  # VACUUM wants no transaction
+            connection.execute("VACUUM")
+            connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+        finally:
+            connection.close()
+    except sqlite3.Error as error:
+        return str(error)
+    return None
+
+
+def problems(path: Path) -> list[str]:
+    """What SQLite itself finds wrong with the file; nothing for a sound one."""
+    try:
+        connection = connector(path, mode="ro")()
+        try:
+            found = [row[0] for row in connection.execute("PRAGMA integrity_check(20)")]
+        finally:
+            connection.close()
+    except sqlite3.Error as error:
+        return [str(error)]
+    return [] if found == ["ok"] else found
