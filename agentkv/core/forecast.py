@@ -113,9 +113,8 @@ def last_of(forecasts: Sequence[Forecast]) -> Forecast:
     overdue = any(forecast.overdue for forecast in forecasts)
     if any(forecast.curve is not None for forecast in forecasts):
         survival = [1.0]
-        for edge_s in EDGES_S[1:]:
-            still = 1.0 - math.prod(f.probability_within(edge_s) for f in forecasts)
-            survival.append(min(survival[-1], max(0.0, still)))
+        for shares in zip(*(_within_edges(forecast) for forecast in forecasts), strict=True):
+            survival.append(min(survival[-1], max(0.0, 1.0 - math.prod(shares))))
         curve = Curve(survival=tuple(survival), end_s=_last_end_s(forecasts))
         return Forecast(remaining_s=curve.points(), n=n, source=source, overdue=overdue, curve=curve)
     grid = sorted({value for forecast in forecasts for value in forecast.remaining_s})
@@ -130,6 +129,13 @@ def last_of(forecasts: Sequence[Forecast]) -> Forecast:
     return Forecast(
         remaining_s=tuple(max(point, first_possible) for point in points), n=n, source=source, overdue=overdue
     )
+
+
+def _within_edges(forecast: Forecast) -> list[float]:
+    """P(the wait ends within an edge of the grid), for all but the first."""
+    if forecast.curve is not None:
+        return forecast.curve.within_edges()
+    return [forecast.probability_within(edge_s) for edge_s in EDGES_S[1:]]
 
 
 def _last_end_s(forecasts: Sequence[Forecast]) -> float | None:

@@ -29,6 +29,8 @@ PERSON = "person"
 PERSON_S = 127.0
 """The median wait on a person in recorded coding sessions; used until this process has seen a few of its own."""
 _FEW = 5
+_SILENCE = 0
+"""The version of an entry that asks whether a session is still silent; waits have others."""
 
 
 @dataclass(slots=True)
@@ -75,6 +77,7 @@ class Planner:
         self._threaded = threaded
         self._waits: dict[str, _Wait] = {}
         self._heap: list[tuple[float, int, str, int]] = []
+        self._listening: set[str] = set()  # sessions for whose silence the heap has an entry, at their first due time
         self._order = itertools.count(1)
         self._wakeup = threading.Condition()
         self._closed = False
@@ -202,7 +205,9 @@ class Planner:
         wait.forecast = None
         wait.base_s = self._clock.now_s()
         wait.version = next(self._order)
-        self._ask_at(wait.base_s + self._idle_s, session, wait.version)
+        if session not in self._listening:  # else it is asked at the time due then, and put off
+            self._listening.add(session)
+            self._ask_at(wait.base_s + self._idle_s, session, _SILENCE)
 
     def tick(self) -> float | None:
         """Do what is due now; seconds until the next due time, None when nothing is planned.
@@ -218,10 +223,18 @@ class Planner:
                     return left_s
                 _, _, session, version = heapq.heappop(self._heap)
                 wait = self._waits.get(session)
-                if wait is None or wait.version != version:
-                    continue
-                if wait.forecast is None:
+                if version == _SILENCE:
+                    self._listening.discard(session)
+                    if wait is None or wait.forecast is not None:
+                        continue
+                    due_s = wait.base_s + self._idle_s
+                    if due_s > self._clock.now_s():
+                        self._listening.add(session)
+                        self._ask_at(due_s, session, _SILENCE)
+                        continue
                     self._await_person(wait)
+                elif wait is None or wait.version != version:
+                    continue
             self._decide(session)
 
     def _run(self) -> None:

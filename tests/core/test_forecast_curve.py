@@ -1,6 +1,7 @@
 """Curve: survival on the logarithmic grid, and the Forecast that carries one."""
 
 import math
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
@@ -148,6 +149,13 @@ def test_the_last_of_several_is_the_product_at_the_edges(several, elapsed_s):
     for edge_s in EDGES_S[1::5]:
         expected = math.prod(f.probability_within(edge_s) for f in forecasts)
         assert combined.probability_within(edge_s) == pytest.approx(expected, abs=1e-9)
+
+
+@given(curves, st.sampled_from([0.0, 0.001, 3.0, EDGES_S[20], 1e5, 1e7]), st.none() | st.floats(0, 1e6))
+def test_all_edges_at_once_are_the_edges_one_by_one(told, elapsed_s, end_s):
+    """Fresh, conditioned, spent, and with a time-out."""
+    told = replace(told, elapsed_s=elapsed_s, end_s=end_s if end_s is not None and end_s > elapsed_s else None)
+    assert [told.within(edge_s) for edge_s in EDGES_S[1:]] == pytest.approx(told.within_edges(), abs=1e-12)
 
 
 def test_the_last_of_several_ends_by_the_last_time_out():

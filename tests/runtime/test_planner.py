@@ -140,6 +140,25 @@ def test_silence_becomes_a_wait_on_a_person_and_is_learnt(parts):
     )  # one sample does not say it all
 
 
+def test_many_short_calls_leave_one_entry_and_silence_counts_from_the_last(parts):
+    """The thread that waits for silence is not woken once for every call; the person's wait begins when all was quiet."""
+    planner, _, policy, clock, _, _ = parts
+    policy.step_s = None
+    for number in range(50):
+        planner.tool_started("t#1", f"c{number}", "ls", "", TEN)
+        planner.tool_ended("t#1", f"c{number}")
+        clock.advance(0.1)
+    assert 1 == len(planner._heap)
+    asked = len(policy.asked)
+    clock.advance(1.7)
+    assert planner.tick() == pytest.approx(0.2)
+    assert asked == len(policy.asked)
+    clock.advance(0.25)
+    planner.tick()
+    assert asked + 1 == len(policy.asked)
+    assert policy.asked[-1][2] == pytest.approx(PERSON_S - 2.05)
+
+
 def test_an_unknown_session_and_a_finish_without_a_start_are_no_ops(parts):
     """Hints about sessions that nobody knows cost nothing."""
     planner, engine, policy, _, _, _ = parts
