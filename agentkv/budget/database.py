@@ -7,6 +7,7 @@ the tables `schema.py`'s, the file `sqlite.py`'s, forgetting `prune.py`'s.
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -28,6 +29,7 @@ from agentkv.errors import ExtraMissing, LedgerError
 
 ALL_RUNS = "*"
 _CONNECT_S = 5
+_MIGRATION_S = 60  # so long a program waits for another one that brings the ledger up to date
 _SCHEMA_LOCK = 0x61676B76  # one number that all our programs lock in PostgreSQL while they make or change the schema
 _NAMES_PER_QUERY = 500
 _PAGE = 2000
@@ -118,7 +120,7 @@ class Database:
                 return made
             if version is None and not create:
                 raise LedgerError(f"{self.name} holds no ledger")
-            with self.writing() as connection:  # two programs may come here together: the second finds all done
+            with self.writing(wait_s=_MIGRATION_S) as connection:  # a second program waits here, and finds all done
                 self._lock_schema(connection)
                 version = self._version(connection)
                 self._check(version)
@@ -155,15 +157,17 @@ class Database:
 
     def _lock_schema(self, connection: sa.Connection) -> None:
         if self.path is None:
+            connection.exec_driver_sql(f"SET LOCAL lock_timeout = '{_MIGRATION_S}s'")
             connection.execute(sa.select(sa.func.pg_advisory_xact_lock(_SCHEMA_LOCK)))
 
     # -- writing
 
     @contextmanager
-    def writing(self) -> Iterator[sa.Connection]:
+    def writing(self, *, wait_s: float = sqlite.LOCK_WAIT_S) -> Iterator[sa.Connection]:
         """A transaction that will write. SQLite's waits for others at its start: later it would fail at once."""
         with self.engine.begin() as connection:
             if self.path is not None:
+                connection.exec_driver_sql(f"PRAGMA busy_timeout={round(wait_s * 1000)}")
                 connection.exec_driver_sql("BEGIN IMMEDIATE")
             yield connection
 
@@ -296,6 +300,4 @@ def _last_fact() -> sa.ScalarSelect[Any]:
 
 
 def _writable(path: Path) -> bool:
-    import os
-
     return os.access(path.parent, os.W_OK) and os.access(path, os.W_OK)
