@@ -24,7 +24,7 @@ from agentkv.hints.features import command_words, size_bytes
 from agentkv.policy.rules import Rules
 from agentkv.runtime import identity
 from agentkv.runtime.books import Books
-from agentkv.runtime.build import last_session_of, planner_for, rules_of, stages_for
+from agentkv.runtime.build import books_for, last_session_of, planner_for, rules_of, stages_for
 from agentkv.runtime.calls import ModelCalls
 from agentkv.runtime.contexts import Contexts
 from agentkv.runtime.desk import ToolDesk
@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from openai import AsyncOpenAI, OpenAI
 
     from agentkv.budget.bill import Bill
+    from agentkv.budget.prices import PriceTable
     from agentkv.context.cuts import Cut
     from agentkv.context.view import Stages
 
@@ -123,6 +124,7 @@ class AgentKV:
         salt: str = "",
         persist: bool = False,
         context: Context | None = DEFAULT_CONTEXT,
+        prices: str | Path | PriceTable | None = None,
         progress: Callable[[str], None] | None = None,
     ) -> Self:
         """The embedded engine with its three tiers.
@@ -143,6 +145,7 @@ class AgentKV:
             persist: sessions whose task did not end are on disk when this closes, and resume in the next process with
                 the same model, salt and disk (without `disk`: in the user's cache folder). See `agentkv sessions`.
             context: how prompts are kept short and steady, see `Context`; None leaves them as they are.
+            prices: a file of prices that come before the package's own, see docs/prices.md.
             progress: called with a sentence at each slow step of loading.
 
         Raises:
@@ -163,7 +166,7 @@ class AgentKV:
             persist=persist,
             progress=progress,
         )
-        return cls._assemble(engine, policy=chosen, ledger=ledger, context=context)
+        return cls._assemble(engine, policy=chosen, ledger=ledger, context=context, prices=prices)
 
     @classmethod
     def remote(
@@ -175,12 +178,13 @@ class AgentKV:
         ledger: str | None = None,
         timeout_s: float = 600.0,
         context: Context | None = DEFAULT_CONTEXT,
+        prices: str | Path | PriceTable | None = None,
     ) -> Self:
         """Any OpenAI-compatible endpoint, through the openai package: hints, budgets and bills without our engine."""
         from agentkv.engine.remote import RemoteEngine
 
         engine = RemoteEngine(base_url=base_url, model=model, api_key=api_key, timeout_s=timeout_s)
-        return cls._assemble(engine, policy="keep", ledger=ledger, context=context)
+        return cls._assemble(engine, policy="keep", ledger=ledger, context=context, prices=prices)
 
     @classmethod
     def with_engine(
@@ -192,28 +196,22 @@ class AgentKV:
         host: Host | None = None,
         clock: Clock | None = None,
         context: Context | None = DEFAULT_CONTEXT,
+        prices: str | Path | PriceTable | None = None,
     ) -> Self:
         """Any object that answers model calls; `ScriptedEngine` for tests."""
-        return cls._assemble(engine, policy=policy, ledger=ledger, host=host, clock=clock, context=context)
+        given: dict[str, Any] = {"ledger": ledger, "host": host, "clock": clock, "context": context, "prices": prices}
+        return cls._assemble(engine, policy=policy, **given)
 
     @classmethod
     def _assemble(
-        cls,
-        engine: Engine,
-        *,
-        policy: str | Policy | Rules,
-        ledger: str | None,
-        context: Context | None,
-        host: Host | None = None,
-        clock: Clock | None = None,
-    ) -> Self:
-        from agentkv.budget.store import open_ledger
-
+        cls, engine: Engine, *, policy: str | Policy | Rules, ledger: str | None, context: Context | None,
+        prices: str | Path | PriceTable | None, host: Host | None = None, clock: Clock | None = None,
+    ) -> Self:  # fmt: skip
         clock = clock or SystemClock()
         try:
             rules = rules_of(policy)
             stages = stages_for(engine, context, in_memory=ledger == "memory")
-            books = Books(ledger=open_ledger(ledger), clock=clock, model=engine.model)
+            books = books_for(engine, ledger=ledger, clock=clock, prices=prices)
         except BaseException:
             engine.close()
             raise
@@ -238,10 +236,13 @@ class AgentKV:
             self.finish(key)
         return stream
 
-    def record_call(self, *, caller: Caller, model: str, usage: Usage, total_s: float = 0.0) -> None:
-        """Bill a model call that another client made for `caller` (a framework's callback tells of it)."""
+    def record_call(self, *, caller: Caller, model: str, usage: Usage, total_s: float = 0.0, **about: Any) -> None:
+        """Bill a model call that another client made for `caller` (a framework's callback tells of it).
+
+        `about` are more fields of its `ModelCall`: status, error, estimated, service_tier, served_locally, ...
+        """
         self._check_open()
-        self._books.foreign_call(caller=caller, model=model, usage=usage, total_s=total_s)
+        self._books.foreign_call(caller=caller, model=model, usage=usage, total_s=total_s, **about)
 
     # -- who is calling
 

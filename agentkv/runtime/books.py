@@ -9,13 +9,14 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from agentkv.budget.ledger import ContextFact, Ledger, ModelCall, MoveFact, TaskFact, ToolCallFact
 from agentkv.budget.limits import Account, Budget, Reservation
 from agentkv.clock import Clock
+from agentkv.core.reported import Reported
 from agentkv.core.residency import Receipt
 from agentkv.core.task import UNATTRIBUTED, Caller, PriorityClass, Task
 from agentkv.core.usage import Timing, Usage
@@ -25,6 +26,7 @@ from agentkv.runtime.tools import ToolScope
 
 if TYPE_CHECKING:
     from agentkv.budget.bill import Bill
+    from agentkv.budget.prices import PriceTable
 
 
 MAX_IDLE_TASKS = 1024
@@ -43,8 +45,13 @@ class _Open:
 class Books:
     """Tasks, accounts and facts of one AgentKV. Thread-safe."""
 
-    def __init__(self, *, ledger: Ledger, clock: Clock, model: str) -> None:
+    def __init__(
+        self, *, ledger: Ledger, clock: Clock, model: str, prices: PriceTable | None = None, self_hosted: bool = False
+    ) -> None:
+        """`self_hosted`: our own calls run on a device of the user's; `prices` None leaves costs unknown."""
         self._ledger = ledger
+        self._prices = prices
+        self._self_hosted = self_hosted
         self._clock = clock
         self._model = model
         self._lock = threading.Lock()
@@ -145,15 +152,18 @@ class Books:
         started_s = self._clock.now_s()
 
         def ended(generation: Generation | None, error: BaseException | None) -> None:
+            told: Generation | Reported | None = generation
             if generation is not None:
                 usage, timing, status = generation.usage, generation.timing, "ok"
                 session, model = generation.session, generation.model or self._model
             else:
+                told = None if stream.spent is None else stream.spent()
                 usage = Usage(input_tokens=input_tokens, output_tokens=stream.partial_tokens, calls=1)
+                usage = usage if told is None else told.usage
                 timing = Timing(total_s=self._clock.now_s() - started_s)
                 status = "aborted" if isinstance(error, GenerationCancelled) else "failed"
                 session, model = request.session or "", self._model
-            reservation.settle(usage)
+            reservation.settle(sum((attempt.spent.usage for attempt in stream.attempts), usage))
             caller = request.caller
             if session and request.purpose == "answer":
                 with self._lock:
@@ -161,25 +171,39 @@ class Books:
                     self._owner_of_session.move_to_end(session)
                     while len(self._owner_of_session) > _MAX_SESSIONS:
                         self._owner_of_session.popitem(last=False)
-            self._ledger.append(
-                ModelCall(
-                    task=caller.task,
-                    session=session,
-                    node=caller.node,
-                    branch=caller.branch,
-                    attempt=caller.attempt,
-                    at_ms=at_ms,
-                    model=model,
-                    usage=usage,
-                    timing=timing,
-                    status=status,
-                    priority=int(request.priority),
-                    purpose=request.purpose,
-                    estimated=len(stream.partial) != stream.partial_tokens
-                    if generation is None
-                    else generation.estimated,
-                )
+            call = ModelCall(
+                task=caller.task,
+                session=session,
+                node=caller.node,
+                branch=caller.branch,
+                attempt=caller.attempt,
+                at_ms=at_ms,
+                model=model,
+                usage=usage,
+                timing=timing,
+                status=status,
+                priority=int(request.priority),
+                purpose=request.purpose,
+                estimated=len(stream.partial) != stream.partial_tokens if told is None else told.estimated,
+                service_tier="" if told is None else told.service_tier,
+                cached_by={} if told is None else dict(told.cached_by),
+                error="" if error is None else type(error).__name__,
             )
+            for attempt in stream.attempts:  # of the same call, before the one that is the fact above
+                self._append_priced(
+                    replace(
+                        call,
+                        usage=attempt.spent.usage,
+                        timing=Timing(total_s=attempt.seconds),
+                        status="failed",
+                        estimated=attempt.spent.estimated,
+                        service_tier=attempt.spent.service_tier,
+                        cached_by={},
+                        error=attempt.error,
+                    ),
+                    self_hosted=self._self_hosted,
+                )
+            self._append_priced(call, self_hosted=self._self_hosted)
 
             if generation is not None and generation.restored_blocks:
                 self._loaded(caller.task, generation)
@@ -202,22 +226,35 @@ class Books:
             )
         )
 
-    def foreign_call(self, *, caller: Caller, model: str, usage: Usage, total_s: float) -> None:
-        """A model call that did not go through us has happened."""
+    def foreign_call(self, *, caller: Caller, model: str, usage: Usage, total_s: float, **about: Any) -> None:
+        """A model call that did not go through us has happened; `about` are fields of the fact."""
         self.account(caller.task).spend(usage)
-        self._ledger.append(
-            ModelCall(
-                task=caller.task,
-                node=caller.node,
-                branch=caller.branch,
-                attempt=caller.attempt,
-                at_ms=self._clock.wall_ms(),
-                model=model,
-                usage=usage,
-                timing=Timing(total_s=total_s),
-                priority=int(self.priority(caller.task)),
-            )
+        call = ModelCall(
+            task=caller.task,
+            node=caller.node,
+            branch=caller.branch,
+            attempt=caller.attempt,
+            at_ms=self._clock.wall_ms(),
+            model=model,
+            usage=usage,
+            timing=Timing(total_s=total_s),
+            priority=int(self.priority(caller.task)),
+            **about,
         )
+        self._append_priced(call, self_hosted=False)
+
+    def _append_priced(self, call: ModelCall, *, self_hosted: bool) -> None:
+        if self._prices is not None:
+            cost = self._prices.cost(
+                call.model,
+                call.usage,
+                tier=call.service_tier,
+                device_s=call.device_s,
+                self_hosted=self_hosted,
+                served_locally=call.served_locally,
+            )
+            call = replace(call, cost_usd=cost.usd, price=cost.price)
+        self._ledger.append(call)
 
     def tool_call(self, scope: ToolScope, *, actual_s: float) -> None:
         """A tool call ended."""

@@ -23,9 +23,11 @@ from agentkv.runtime.planner import Planner
 from agentkv.units import GIB, parse_bytes
 
 if TYPE_CHECKING:
+    from agentkv.budget.prices import PriceTable
     from agentkv.context.options import Context
     from agentkv.context.outputs import Outputs
     from agentkv.context.view import Stages
+    from agentkv.runtime.books import Books
 
 
 def local_engine(
@@ -112,6 +114,22 @@ def planner_for(
     if hasattr(engine, "rank_by"):
         engine.rank_by(rules.evict_key)
     return Planner(engine=engine, policy=rules.decide, forecaster=forecaster, clock=clock, on_receipt=on_receipt)  # type: ignore[arg-type]
+
+
+def books_for(engine: Engine, *, ledger: str | None, clock: Clock, prices: str | Path | PriceTable | None) -> Books:
+    """The books over the ledger that was named; what an engine with tiers of its own computes is self-hosted."""
+    from agentkv.budget.prices import PriceTable, load_prices
+    from agentkv.budget.store import open_ledger
+    from agentkv.runtime.books import Books
+
+    table = prices if isinstance(prices, PriceTable) else load_prices(prices)
+    return Books(
+        ledger=open_ledger(ledger),
+        clock=clock,
+        model=engine.model,
+        prices=table,
+        self_hosted=hasattr(engine, "residency"),
+    )
 
 
 def stages_for(engine: Engine, options: Context | None, *, in_memory: bool) -> Stages | None:
