@@ -36,7 +36,8 @@ MACHINES = {
 TIERS = {"64": (64, 0), "256": (256, 0), "64+disk": (64, 2000)}
 WINDOW = {"8b-24gb": 24_576}
 """A 24 GB card has room for 30,000 tokens beside the 8B weights: longer contexts are shrunk to this."""
-RIVALS = tuple(name for name in (*OURS, *BASELINES) if name != "lazy")
+RIVALS = tuple(name for name in (*OURS, *BASELINES) if name not in ("lazy", "keep"))
+"""What `lazy` is held against; `keep` is `lazy` itself without writing ahead."""
 FULL = 0.99
 """LRU finds less than this of what it could: the tiers below the device are full."""
 NO_STALL_S = 0.02

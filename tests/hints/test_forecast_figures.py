@@ -49,5 +49,5 @@ def test_forecasts_hold_on_recorded_waits(benchmark, file, name, per_tool, least
     """Real sessions without tool names, and real durations with them."""
     told = scored(benchmark, load(Path(os.environ["AGENTKV_TRACES"]) / file), name, per_tool=per_tool)
     assert told.gain() > least
-    assert 0.77 <= told.coverage() <= 0.84
+    assert 0.78 <= told.coverage() <= 0.84
     assert told.elapsed_gain() > 0.05
