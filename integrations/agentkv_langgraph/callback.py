@@ -1,7 +1,8 @@
 """AgentKVCallback: hints and bill from LangChain's callbacks alone, for graphs that contain no line of ours.
 
-Covers tool calls (hints, by tool call id) and the usage of model calls that did not go through agentkv; those that
-did are on the books already and are left out. First form: no hints for model turns, no prompt layout.
+Covers tool calls (hints, by tool call id) and the usage of model calls that did not go through agentkv, failed ones
+too (`spent.py` reads it); those that did are on the books already and are left out. No hints for model turns, no
+prompt layout.
 """
 # ruff: noqa: ARG002  the signatures are LangChain's
 
@@ -9,7 +10,9 @@ from __future__ import annotations
 
 import threading
 import time
+from collections import OrderedDict
 from contextlib import nullcontext
+from contextvars import ContextVar
 from typing import Any
 from uuid import UUID
 from weakref import WeakValueDictionary
@@ -21,11 +24,15 @@ from langchain_core.outputs import LLMResult
 from agentkv import log
 from agentkv.core.task import UNATTRIBUTED, Caller
 from agentkv.core.usage import Usage
-from agentkv.errors import BudgetExceeded
+from agentkv.engine.attempts import FailedTry
+from agentkv.errors import AgentKVError, BudgetExceeded
 from agentkv_langgraph.caller import caller_of_metadata
+from agentkv_langgraph.spent import ModelRun
 
 _callbacks: WeakValueDictionary[int, AgentKVCallback] = WeakValueDictionary()  # by id of the AgentKV, which they hold
 _callbacks_lock = threading.Lock()
+_running: ContextVar[ModelRun | None] = ContextVar("agentkv_model_run", default=None)
+_MAX_NOTED = 256
 
 
 def callback_of(kv: Any) -> AgentKVCallback:
@@ -55,7 +62,8 @@ class AgentKVCallback(BaseCallbackHandler):
         self._lock = threading.Lock()
         self._roots: dict[UUID, UUID] = {}
         self._tools: dict[UUID, tuple[Any, UUID | None]] = {}
-        self._models: dict[UUID, tuple[Caller, float]] = {}
+        self._models: dict[UUID, ModelRun] = {}
+        self._noted: OrderedDict[int, Any] = OrderedDict()  # requests whose failure is on the books
 
     def __copy__(self) -> AgentKVCallback:
         return self  # copies of a config must go on writing into the same books
@@ -137,54 +145,110 @@ class AgentKVCallback(BaseCallbackHandler):
     # -- model calls
 
     def on_llm_start(self, serialized: Any, prompts: Any, *, run_id: UUID, **kwargs: Any) -> None:
-        self._model_started(run_id, kwargs)
+        self._model_started(run_id, prompts, kwargs)
 
     def on_chat_model_start(self, serialized: Any, messages: Any, *, run_id: UUID, **kwargs: Any) -> None:
-        self._model_started(run_id, kwargs)
+        self._model_started(run_id, messages, kwargs)
 
-    def _model_started(self, run_id: UUID, run: dict[str, Any]) -> None:
+    def _model_started(self, run_id: UUID, prompts: Any, run: dict[str, Any]) -> None:
         caller = self._caller(run.get("metadata"), run.get("parent_run_id"))
+        started = ModelRun.started(caller, time.monotonic(), prompts[0] if prompts else None, run)
+        _running.set(started)
         with self._lock:
-            self._models[run_id] = (caller, time.monotonic())
+            self._models[run_id] = started
 
-    def on_llm_error(self, error: BaseException, *, run_id: UUID, **kwargs: Any) -> None:
-        with self._lock:
-            self._models.pop(run_id, None)
+    def on_llm_new_token(self, token: Any, *, chunk: Any = None, run_id: UUID, **kwargs: Any) -> None:
+        run = self._models.get(run_id)
+        if run is not None and not run.ours:
+            try:
+                run.chunk(token, chunk)
+            except Exception as error:
+                log.failed("callback_failed", where="llm_new_token", error=repr(error))
+
+    def on_llm_error(
+        self, error: BaseException, *, run_id: UUID, response: LLMResult | None = None, **kwargs: Any
+    ) -> None:
+        run = self._model_over(run_id)
+        if run is None or run.ours or isinstance(error, AgentKVError):
+            return
+        try:
+            if not run.began and self._is_noted(error):
+                return
+            spent = run.failed(error, response)
+            self._kv.record_call(
+                caller=run.caller,
+                model=run.asked or "unknown",
+                usage=spent.usage,
+                total_s=time.monotonic() - run.started_s,
+                status="failed" if isinstance(error, Exception) else "aborted",
+                error=type(error).__name__,
+                estimated=spent.estimated,
+                service_tier=spent.service_tier,
+            )
+        except Exception as failure:
+            log.failed("callback_failed", where="llm_error", error=repr(failure))
 
     def on_llm_end(self, response: LLMResult, *, run_id: UUID, **kwargs: Any) -> None:
-        with self._lock:
-            caller, started_s = self._models.pop(run_id, (Caller(), time.monotonic()))
+        run = self._model_over(run_id) or ModelRun(caller=Caller(), started_s=time.monotonic())
         try:
-            for answers in response.generations:
-                message = getattr(answers[0], "message", None) if answers else None
-                if message is not None:
-                    self._bill(message, response.llm_output or {}, caller, time.monotonic() - started_s)
+            if not (run.ours or _is_ours(response)):
+                self._bill(response, run)
         except Exception as error:
             log.failed("callback_failed", where="llm_end", error=repr(error))
 
-    def _bill(self, message: Any, output: dict[str, Any], caller: Caller, total_s: float) -> None:
-        about = message.response_metadata
-        usage = getattr(message, "usage_metadata", None)
-        if "agentkv" in about or about.get("system_fingerprint") == "agentkv":
-            return
-        if usage is None:
-            log.warn_once("usage_missing", model=about.get("model_name"))
-            return
-        if usage.get("total_cost") == 0:  # LangChain's response cache answered: no model was called
+    def _model_over(self, run_id: UUID) -> ModelRun | None:
+        _running.set(None)
+        with self._lock:
+            return self._models.pop(run_id, None)
+
+    def _bill(self, response: LLMResult, run: ModelRun) -> None:
+        spent, model = run.ended(response)
+        total_s = time.monotonic() - run.started_s
+        if spent is None:  # no model was called
             log.count("served_locally")
+            self._kv.record_call(caller=run.caller, model=model, usage=Usage(), total_s=total_s, served_locally=True)
             return
-        details = usage.get("input_token_details") or {}
         self._kv.record_call(
-            caller=caller,
-            model=str(about.get("model_name") or output.get("model_name") or "unknown"),
-            usage=Usage(
-                input_tokens=usage["input_tokens"],
-                cached_tokens=min(details.get("cache_read") or 0, usage["input_tokens"]),
-                output_tokens=usage["output_tokens"],
-                calls=1,
-            ),
+            caller=run.caller,
+            model=model,
+            usage=spent.usage,
             total_s=total_s,
+            estimated=spent.estimated,
+            service_tier=spent.service_tier,
+            cached_by=spent.cached_by,
         )
+
+    # -- tries that a client repeats in silence; see `attempts.py`
+
+    def http_failed(self, failed: FailedTry) -> None:
+        """A try of the run that is under way here failed: refused for nothing, or lost after it was sent."""
+        try:
+            run = _running.get()
+            caller = self._kv.caller() if run is None else run.caller
+            usage = Usage()
+            if not failed.refused:
+                usage = Usage(input_tokens=0 if run is None else run.input_tokens(), calls=1)
+            self._kv.record_call(
+                caller=caller,
+                model=(run.asked if run is not None else "") or "unknown",
+                usage=usage,
+                total_s=failed.seconds,
+                status="failed",
+                error=failed.error,
+                estimated=not failed.refused,
+            )
+            with self._lock:
+                self._noted[id(failed.request)] = failed.request
+                while len(self._noted) > _MAX_NOTED:
+                    self._noted.popitem(last=False)
+        except Exception as error:
+            log.failed("callback_failed", where="http", error=repr(error))
+
+    def _is_noted(self, error: BaseException) -> bool:
+        """Whether this error's last try is on the books already."""
+        requests = {id(_request_of(one)) for one in (error, error.__cause__, error.__context__)}
+        with self._lock:
+            return any(self._noted.pop(one, None) is not None for one in requests)
 
     # -- who
 
@@ -200,3 +264,19 @@ class AgentKVCallback(BaseCallbackHandler):
         if caller.task in (UNATTRIBUTED, self._kv.caller().task):
             return nullcontext()
         return self._kv.task(caller.task, final=False)
+
+
+def _request_of(error: BaseException | None) -> Any:
+    try:
+        return getattr(error, "request", None)
+    except RuntimeError:  # httpx's errors raise where no request is set
+        return None
+
+
+def _is_ours(response: LLMResult) -> bool:
+    """Whether the answer came through this package's own model or endpoint, which have booked it."""
+    for answers in response.generations:
+        about = getattr(getattr(answers[0], "message", None), "response_metadata", {}) if answers else {}
+        if "agentkv" in about or about.get("system_fingerprint") == "agentkv":
+            return True
+    return False

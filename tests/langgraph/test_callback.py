@@ -219,7 +219,10 @@ def test_an_answer_from_langchains_cache_costs_nothing(kv) -> None:
     app = kv.attach(model_graph(foreign(cache=InMemoryCache())))
     app.invoke({"messages": ["a"]}, CONFIG)
     app.invoke({"messages": ["a"]}, CONFIG)
-    assert (1, 14) == (kv.report("t").usage.calls, kv.report("t").usage.total_tokens)
+    bill = kv.report("t")
+    assert (1, 14) == (bill.usage.calls, bill.usage.total_tokens)
+    assert [False, True] == [call.served_locally for call in bill.calls]
+    assert 0 == bill.calls[1].cost_usd
 
 
 @needs_books
@@ -239,10 +242,12 @@ def test_a_run_without_a_name_has_one_bill_for_both_kinds_of_calls(kv) -> None:
     assert 2 == kv.report(seen[0]).usage.calls
 
 
-def test_an_answer_without_usage_is_no_error(kv) -> None:
-    """It is counted as missing, not invented."""
+def test_an_answer_without_usage_is_counted_here_and_says_so(kv) -> None:
+    """A bill of nothing would be a lie."""
     kv.attach(model_graph(foreign(usage=None))).invoke({"messages": ["a"]}, CONFIG)
-    assert 0 == kv.report("t").usage.total_tokens
+    bill = kv.report("t")
+    assert (9, 1) == (bill.usage.input_tokens, bill.usage.output_tokens)
+    assert bill.estimated
 
 
 def test_a_graph_that_is_attached_twice_or_inside_an_attached_one_is_told_of_once(kv, hints) -> None:

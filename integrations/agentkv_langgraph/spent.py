@@ -1,0 +1,189 @@
+"""What one LangChain model run used, from all that its callbacks show: chunks, the answer, or an error.
+
+Covers usage told in chunks (LangChain adds them up, which counts growing and repeated ones many times), in the
+message, in `llm_output` and in errors, answers out of LangChain's response cache, and counting where nothing is told.
+Does not cover tries that a client repeats in silence (`attempts.py`).
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from langchain_core.messages import BaseMessage
+from langchain_core.outputs import LLMResult
+
+from agentkv.context.tokens import count_text
+from agentkv.core.reported import Reported, merged, report_in, reported
+from agentkv.core.task import Caller
+from agentkv.core.usage import Usage
+
+_TOKENS_PER_MESSAGE = 4  # what a chat template adds around each message, about
+_FIRST_ERROR = 400
+_LOST = ("Timeout", "ReadError", "WriteError", "RemoteProtocolError", "APIConnectionError")
+_NOT_SENT = ("ConnectError", "ConnectTimeout", "PoolTimeout")
+
+
+@dataclass(slots=True)
+class ModelRun:
+    """A model run on its way: who called, what was asked, and what came so far."""
+
+    caller: Caller
+    started_s: float
+    asked: str = ""
+    prompt: Any = None
+    tools: Any = None
+    ours: bool = False
+    began: bool = False
+    raw: bool = False
+    told: list[Any] = field(default_factory=list)
+    counted_to: int = 0
+    texts: list[str] = field(default_factory=list)
+
+    @classmethod
+    def started(cls, caller: Caller, now_s: float, prompt: Any, run: dict[str, Any]) -> ModelRun:
+        """From the keyword arguments of a start callback."""
+        asked = run.get("invocation_params") or {}
+        about = run.get("metadata") or {}
+        return cls(
+            caller=caller,
+            started_s=now_s,
+            asked=str(asked.get("model") or asked.get("model_name") or about.get("ls_model_name") or ""),
+            prompt=prompt,
+            tools=asked.get("tools"),
+            ours=about.get("ls_provider") == "agentkv",
+        )
+
+    def chunk(self, token: Any, chunk: Any) -> None:
+        """Note what a chunk brings."""
+        self.began = True
+        message = getattr(chunk, "message", None)
+        parts = [token] if isinstance(token, str) else [str(getattr(message, "text", "") or "")]
+        for call in getattr(message, "tool_call_chunks", None) or ():
+            parts += [call.get("name") or "", call.get("args") or ""]
+        thought = (getattr(message, "additional_kwargs", None) or {}).get("reasoning_content")
+        parts.append(thought if isinstance(thought, str) else "")
+        self.texts += [part for part in parts if part]
+        self.raw = self.raw or (getattr(message, "response_metadata", None) or {}).get("model_provider") == "openai"
+        usage = getattr(message, "usage_metadata", None)
+        if usage:
+            self.told.append(usage)
+            self.counted_to = len(self.texts)
+
+    def ended(self, result: LLMResult) -> tuple[Reported | None, str]:
+        """What the answer used, and the model's name; None where LangChain's response cache answered."""
+        message, info, output = _first(result)
+        about = {**(info or {}), **getattr(message, "response_metadata", {})}
+        model = str(
+            about.get("model_name") or output.get("model_name") or about.get("model") or self.asked or "unknown"
+        )
+        usage = getattr(message, "usage_metadata", None)
+        if usage and usage.get("total_cost") == 0:
+            return None, model
+        tier = {"service_tier": about.get("service_tier") or output.get("service_tier")}
+        read = self._from_chunks(usage, tier)
+        for told in () if read is not None and self.told else (output, about, {"usage": usage}):
+            more = reported({**report_in(told), **_inside(told), **tier})
+            if more is not None and (read is None or (read.estimated and not more.estimated)):
+                read = more
+        if read is None or not read.usage.input_tokens or (not read.usage.output_tokens and self._written(message)):
+            read = self._counted(message, read)
+        return read, model
+
+    def _from_chunks(self, usage: Any, tier: dict[str, Any]) -> Reported | None:
+        """Usage that came in several chunks. The same input twice means that each chunk tells of the whole."""
+        if not self.told:
+            return None
+        inputs = [one.get("input_tokens") for one in self.told if one.get("input_tokens")]
+        whole: dict[str, Any] = {}
+        if self.raw or (len(inputs) > 1 and len(set(inputs)) == 1):
+            for one in self.told:
+                whole = merged(whole, one)
+        else:
+            whole = dict(usage or self.told[-1])
+        read = reported({"usage": whole, **tier})
+        if read is None or not any(text.strip() for text in self.texts[self.counted_to :]):
+            return read
+        said = max(read.usage.output_tokens, self._count("".join(self.texts)))
+        return replace(read, usage=replace(read.usage, output_tokens=said), estimated=True)
+
+    def failed(self, error: BaseException, result: LLMResult | None) -> Reported:
+        """What a run that failed used, as far as can be known: nothing where the server refused or was not reached."""
+        completion = reported(report_in(getattr(error, "completion", None)))
+        if completion is not None:
+            return completion
+        if self.began:
+            told = _first(result)[0] if result is not None else None
+            read = self._from_chunks(getattr(told, "usage_metadata", None), {})
+            return read if read is not None and read.usage.input_tokens else self._counted(None, read)
+        if _refused(error) or not _lost(error):
+            return Reported(usage=Usage())
+        return Reported(usage=Usage(input_tokens=self.input_tokens(), calls=1), estimated=True)
+
+    # -- counting
+
+    def input_tokens(self) -> int:
+        """The prompt's tokens, counted here."""
+        if isinstance(self.prompt, str):
+            return self._count(self.prompt)
+        tools = sum(self._count(json.dumps(tool)) for tool in self.tools or () if isinstance(tool, dict))
+        messages = self.prompt or ()
+        return tools + sum(self._message(message) for message in messages) + _TOKENS_PER_MESSAGE * (len(messages) + 1)
+
+    def _counted(self, message: Any, read: Reported | None) -> Reported:
+        """`read` with what it does not say counted here; all of it where nothing was read."""
+        usage = Usage(calls=1) if read is None else read.usage
+        output = usage.output_tokens or self._count(self._written(message))
+        usage = replace(usage, input_tokens=usage.input_tokens or self.input_tokens(), output_tokens=output)
+        tier = "" if read is None else read.service_tier
+        return Reported(usage=usage, estimated=True, service_tier=tier)
+
+    def _written(self, message: Any) -> str:
+        if self.texts:
+            return "".join(self.texts)
+        return "".join(_texts(message)) if message is not None else ""
+
+    def _message(self, message: Any) -> int:
+        return sum(self._count(text) for text in _texts(message))
+
+    def _count(self, text: str) -> int:
+        return count_text(text, model=self.asked or None)
+
+
+def _texts(message: Any) -> list[str]:
+    """What a model reads or writes in a message."""
+    if not isinstance(message, BaseMessage):
+        return [message if isinstance(message, str) else str(getattr(message, "text", ""))]
+    calls = getattr(message, "tool_calls", None) or ()
+    thought = message.additional_kwargs.get("reasoning_content")
+    return [
+        str(message.text),
+        *(call["name"] + json.dumps(call["args"]) for call in calls),
+        *([thought] if isinstance(thought, str) else []),
+    ]
+
+
+def _first(result: LLMResult) -> tuple[Any, dict[str, Any] | None, dict[str, Any]]:
+    """The first answer (a message, or a generation that has only text), what is told of it, and of the whole."""
+    output = result.llm_output or {}
+    for answers in result.generations:
+        if answers:
+            return getattr(answers[0], "message", answers[0]), answers[0].generation_info, output
+    return None, None, output
+
+
+def _inside(told: Any) -> dict[str, Any]:
+    usage = told.get("token_usage") if isinstance(told, dict) else None
+    return {"usage": usage} if usage else {}
+
+
+def _refused(error: BaseException) -> bool:
+    status = getattr(error, "status_code", None) or getattr(getattr(error, "response", None), "status_code", None)
+    return isinstance(status, int) and status >= _FIRST_ERROR
+
+
+def _lost(error: BaseException) -> bool:
+    """Whether the request was on its way when it failed: the server may have done the work."""
+    names = [type(one).__name__ for one in (error, error.__cause__) if one is not None]
+    return not any(name in _NOT_SENT for name in names) and any(part in name for name in names for part in _LOST)
