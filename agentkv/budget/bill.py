@@ -1,20 +1,39 @@
 """Bill: what one task cost, computed from its facts.
 
-Covers the numbers and their JSON form; `console.py` prints them. Money is not here yet. Everything is derived: the
-same facts give the same bill, in this process or from a saved ledger.
+Covers the numbers; their parts are computed in `split.py` (classes), `work.py` (what was used), `stalls.py` (moving KV),
+`branches.py` (who spent it) and `shaping.py` (prompts). `console.py`, `html.py` and `billjson.py` show a bill,
+`diagnosis.py` reads it, `outcomes.py` compares the bills of many tasks. Everything is derived: the same facts give the
+same bill, in this process or from a saved ledger.
 """
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass
-from typing import Any, Self
+from dataclasses import dataclass, fields
+from decimal import Decimal
+from typing import TYPE_CHECKING, Any, Self
 
-from agentkv.budget.ledger import ContextFact, Fact, ModelCall, MoveFact, TaskFact, ToolCallFact
+from agentkv.budget.branches import Spender, spenders
+from agentkv.budget.facts import (
+    AgentMessageFact,
+    ContextFact,
+    DeliveryFact,
+    Fact,
+    ModelCall,
+    MoveFact,
+    OutcomeFact,
+    TaskFact,
+    ToolCallFact,
+)
+from agentkv.budget.shaping import Shaping, shaping_of
+from agentkv.budget.split import Split, split
+from agentkv.budget.stalls import Stalls, resume_stalls, stalls
+from agentkv.budget.work import Work, work
 from agentkv.core.usage import Timing, Usage
 
-VERSION = "agentkv.bill/1"
+if TYPE_CHECKING:
+    from agentkv.budget.diagnosis import Diagnosis
+
 _COPIES = ("write", "demote", "prefetch", "load")
 _DIRECTIONS = ("device", "host", "disk")
 
@@ -43,42 +62,30 @@ class Spans:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Shaping:
-    """What was done to the prompts, and what broke them.
-
-    `slimmed` tool outputs went from `slim_before` to `slim_after` tokens. `folds` took `fold_before` tokens of prompt
-    to `fold_after`, for `summary_tokens` of model calls; `failed_folds` left the history as it was. `breaks` counts
-    prompts that did not extend the one before, by cause, `break_tokens` what had to be computed again for them.
-    `retrievals` is how often memories were looked up, `recalled_tokens` what was told of them.
-    """
-
-    slimmed: int = 0
-    slim_before: int = 0
-    slim_after: int = 0
-    folds: int = 0
-    fold_before: int = 0
-    fold_after: int = 0
-    summary_tokens: int = 0
-    failed_folds: int = 0
-    breaks: dict[str, int]
-    break_tokens: int = 0
-    retrievals: int = 0
-    recalled_tokens: int = 0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Bill:
     """One task's bill. `print(bill)` is the console report.
 
-    `resume_stalls_s` holds, for each model call that was the first of its session after a tool call, what it waited
-    for its own old context (queue, restore, recompute). `visible_tokens` are output tokens that went to the user:
-    those of calls that said so, else of the last call that ended well.
+    `usage` leaves out calls that a local response cache answered. `cost_usd` sums the calls whose price is known (None:
+    of none is), `unpriced_calls` counts the others. `cached_by` tells the tiers from which cached tokens came, as far
+    as engines tell. `resume_stalls_s` holds, for each model call that was the first of its session after a tool call,
+    what it waited for its own old context (queue, restore, recompute). `visible_tokens` reached the user: as marked by
+    deliveries (`delivered`), else the output of calls that said so, else that of the last call that ended well.
+    `completed` is the task's outcome, None as long as nobody told it.
     """
 
     task: str
     usage: Usage
     calls: tuple[ModelCall, ...] = ()
     tools: tuple[ToolCallFact, ...] = ()
+    moves: tuple[MoveFact, ...] = ()
+    events: tuple[ContextFact, ...] = ()
+    cost_usd: Decimal | None = None
+    unpriced_calls: int = 0
+    cached_by: dict[str, int]
+    split: Split
+    work: Work
+    stalls: Stalls
+    spenders: tuple[Spender, ...] = ()
     moved: dict[str, Moved]
     drops: int = 0
     failed_moves: int = 0
@@ -86,37 +93,69 @@ class Bill:
     spans: Spans
     shaping: Shaping
     visible_tokens: int = 0
+    delivered: bool = False
     peak_context_tokens: int = 0
+    mean_context_tokens: float = 0.0
     started_ms: int | None = None
     finished_ms: int | None = None
+    last_ms: int | None = None
     agent_messages: int = 0
+    agent_message_tokens: int = 0
+    task_type: str = ""
+    completed: bool | None = None
 
     @classmethod
     def from_facts(cls, task: str, facts: Iterable[Fact]) -> Self:
         """The bill of `task`; facts of other tasks are left out, and none at all give an empty bill."""
         mine = [fact for fact in facts if fact.task == task]
-        calls = tuple(fact for fact in mine if isinstance(fact, ModelCall))
-        tools = tuple(fact for fact in mine if isinstance(fact, ToolCallFact))
-        moves = [fact for fact in mine if isinstance(fact, MoveFact)]
-        events = [fact for fact in mine if isinstance(fact, TaskFact)]
-        started_ms = min((fact.at_ms for fact in mine), default=None)
-        closed = bool(events) and events[-1].event == "finished"
-        ended_ms = max((_end_ms(fact) for fact in mine), default=None)
+        kinds: dict[str, list[Any]] = {}
+        for fact in mine:
+            kinds.setdefault(fact.kind, []).append(fact)
+        calls: list[ModelCall] = kinds.get(ModelCall.kind, [])
+        tools: list[ToolCallFact] = kinds.get(ToolCallFact.kind, [])
+        moves: list[MoveFact] = kinds.get(MoveFact.kind, [])
+        events: list[TaskFact] = kinds.get(TaskFact.kind, [])
+        shaped: list[ContextFact] = kinds.get(ContextFact.kind, [])
+        messages: list[AgentMessageFact] = kinds.get(AgentMessageFact.kind, [])
+        deliveries: list[DeliveryFact] = kinds.get(DeliveryFact.kind, [])
+        outcomes: list[OutcomeFact] = kinds.get(OutcomeFact.kind, [])
+        paid = [call for call in calls if not call.served_locally]
+        unpriced = sum(call.cost_usd is None for call in paid)
+        sizes = [call.usage.total_tokens for call in paid]
+        started_ms = min((_begin_ms(fact) for fact in mine), default=None)
+        last_ms = max((_end_ms(fact) for fact in mine), default=None)
         return cls(
             task=task,
-            usage=sum((call.usage for call in calls), Usage()),
-            calls=calls,
-            tools=tools,
+            usage=_sum_of(paid),
+            calls=tuple(calls),
+            tools=tuple(tools),
+            moves=tuple(moves),
+            events=tuple(shaped),
+            cost_usd=None if unpriced and unpriced == len(paid) else _money_of(paid),
+            unpriced_calls=unpriced,
+            cached_by=_cached_by(paid),
+            split=split(mine),
+            work=work(mine),
+            stalls=stalls(mine),
+            spenders=tuple(spenders(calls, tools)),
             moved=_moved(moves),
             drops=sum(move.action == "drop" and move.outcome in ("done", "partial") for move in moves),
             failed_moves=sum(move.outcome == "failed" for move in moves),
-            resume_stalls_s=_resume_stalls(mine),
-            shaping=_shaping([fact for fact in mine if isinstance(fact, ContextFact)], calls),
-            spans=_spans(calls, tools, wall_ms=0 if started_ms is None else (ended_ms or 0) - started_ms),
-            visible_tokens=_visible_tokens(calls),
-            peak_context_tokens=max((call.usage.total_tokens for call in calls), default=0),
+            resume_stalls_s=resume_stalls(mine),
+            shaping=shaping_of(shaped, calls),
+            spans=_spans(calls, tools, wall_ms=0 if started_ms is None else (last_ms or 0) - started_ms),
+            visible_tokens=sum(d.tokens for d in deliveries) if deliveries else _visible_tokens(calls),
+            delivered=bool(deliveries),
+            peak_context_tokens=max(sizes, default=0),
+            mean_context_tokens=sum(sizes) / len(sizes) if sizes else 0.0,
             started_ms=started_ms,
-            finished_ms=events[-1].at_ms if closed else None,
+            finished_ms=events[-1].at_ms if events and events[-1].event == "finished" else None,
+            last_ms=last_ms,
+            agent_messages=len(messages),
+            agent_message_tokens=sum(message.tokens for message in messages),
+            task_type=next((fact.task_type for fact in reversed(outcomes) if fact.task_type), "")
+            or next((call.outcome_type for call in reversed(calls) if call.outcome_type), ""),
+            completed=outcomes[-1].completed if outcomes else None,
         )
 
     @property
@@ -126,13 +165,30 @@ class Bill:
 
     @property
     def effective_token_ratio(self) -> float | None:
-        """Tokens of user-visible output over all tokens; None without tokens."""
-        return self.visible_tokens / self.usage.total_tokens if self.usage.total_tokens else None
+        """Tokens that reached the user over all tokens, at most 1; None without tokens."""
+        return min(1.0, self.visible_tokens / self.usage.total_tokens) if self.usage.total_tokens else None
+
+    @property
+    def effective_utilisation(self) -> float | None:
+        """Share of this task's device time that produced tokens that were used; None where none was measured."""
+        return self.work.effective
+
+    @property
+    def raw_utilisation(self) -> float | None:
+        """Share of the task's wall time in which a device was busy for it; above 1 for branches in parallel."""
+        return self.work.device_s / self.spans.wall_s if self.work.device_s and self.spans.wall_s else None
 
     @property
     def estimated(self) -> bool:
         """True if some call's tokens were counted by us because the engine did not tell them."""
         return any(call.estimated for call in self.calls)
+
+    @property
+    def diagnosis(self) -> Diagnosis:
+        """Which wall this task meets first, its dearest steps, and what to do."""
+        from agentkv.budget.diagnosis import diagnose
+
+        return diagnose(self)
 
     def __str__(self) -> str:
         from agentkv.budget.console import render
@@ -140,42 +196,37 @@ class Bill:
         return render(self)
 
     def to_json(self) -> dict[str, Any]:
-        """The bill as plain JSON values."""
-        import statistics
+        """The bill as plain JSON values; `bill.schema.json` in this package describes them."""
+        from agentkv.budget.billjson import bill_to_json
 
-        return {
-            "v": VERSION,
-            "task": self.task,
-            "started_ms": self.started_ms,
-            "finished_ms": self.finished_ms,
-            "model_calls": len(self.calls),
-            "input_tokens": self.usage.input_tokens,
-            "cached_tokens": self.usage.cached_tokens,
-            "output_tokens": self.usage.output_tokens,
-            "total_tokens": self.usage.total_tokens,
-            "estimated": self.estimated,
-            "kv_hit_rate": self.hit_rate,
-            "peak_context_tokens": self.peak_context_tokens,
-            "visible_tokens": self.visible_tokens,
-            "effective_token_ratio": self.effective_token_ratio,
-            "retrievals": self.shaping.retrievals,
-            "agent_messages": self.agent_messages,
-            "context": asdict(self.shaping),
-            "calls": [asdict(call) for call in self.calls],
-            "tools": [asdict(tool) for tool in self.tools],
-            "moved": {direction: asdict(moved) for direction, moved in self.moved.items()},
-            "drops": self.drops,
-            "failed_moves": self.failed_moves,
-            "resume_stalls_s": list(self.resume_stalls_s),
-            "resume_stall_median_s": statistics.median(self.resume_stalls_s) if self.resume_stalls_s else None,
-            "resume_stall_max_s": max(self.resume_stalls_s, default=None),
-            "time": asdict(self.spans),
-        }
+        return bill_to_json(self)
+
+
+def _begin_ms(fact: Fact) -> int:
+    """When a fact's deed began; a tool call is stamped at its end."""
+    return fact.at_ms - (round(fact.actual_s * 1000) if isinstance(fact, ToolCallFact) and fact.at_ms else 0)
 
 
 def _end_ms(fact: Fact) -> int:
     """When a fact's deed was over; a model call is stamped at its start, the others at their end."""
     return fact.at_ms + (round(fact.timing.total_s * 1000) if isinstance(fact, ModelCall) else 0)
+
+
+def _sum_of(calls: Sequence[ModelCall]) -> Usage:
+    usages = [call.usage for call in calls]
+    return Usage(**{f.name: sum([getattr(usage, f.name) for usage in usages]) for f in fields(Usage)})
+
+
+def _money_of(calls: Sequence[ModelCall]) -> Decimal:
+    return sum((call.cost_usd for call in calls if call.cost_usd is not None), Decimal(0))
+
+
+def _cached_by(calls: Sequence[ModelCall]) -> dict[str, int]:
+    tiers: dict[str, int] = {}
+    for call in calls:
+        for tier, tokens in call.cached_by.items():
+            tiers[tier] = tiers.get(tier, 0) + tokens
+    return tiers
 
 
 def _moved(moves: Sequence[MoveFact]) -> dict[str, Moved]:
@@ -192,50 +243,13 @@ def _moved(moves: Sequence[MoveFact]) -> dict[str, Moved]:
     return sums
 
 
-def _shaping(facts: Sequence[ContextFact], calls: Sequence[ModelCall]) -> Shaping:
-    by_event: dict[str, list[ContextFact]] = {}
-    for fact in facts:
-        by_event.setdefault(fact.event, []).append(fact)
-    slims, folds, breaks = (by_event.get(event, []) for event in ("slim", "fold", "break"))
-    recalls = by_event.get("recall", [])
-    return Shaping(
-        slimmed=len(slims),
-        slim_before=sum(fact.before_tokens for fact in slims),
-        slim_after=sum(fact.after_tokens for fact in slims),
-        folds=len(folds),
-        fold_before=sum(fact.before_tokens for fact in folds),
-        fold_after=sum(fact.after_tokens for fact in folds),
-        summary_tokens=sum(call.usage.total_tokens for call in calls if call.purpose == "summary"),
-        failed_folds=len(by_event.get("fold_failed", [])),
-        breaks=dict(Counter(fact.cause for fact in breaks)),
-        break_tokens=sum(fact.before_tokens for fact in breaks),
-        retrievals=len(recalls),
-        recalled_tokens=sum(fact.after_tokens for fact in recalls),
-    )
-
-
-def _resume_stalls(facts: Sequence[Fact]) -> tuple[float, ...]:
-    waiting: set[str] = set()
-    stalls = []
-    for fact in facts:
-        if isinstance(fact, ToolCallFact):
-            waiting.add(fact.session)
-        elif isinstance(fact, ModelCall) and waiting & {fact.session, ""}:
-            waiting -= {fact.session, ""}
-            stalls.append(fact.timing.stall_s)
-    return tuple(stalls)
-
-
 def _spans(calls: Sequence[ModelCall], tools: Sequence[ToolCallFact], *, wall_ms: int) -> Spans:
-    model = sum((call.timing for call in calls), Timing())
+    timings: list[Timing] = [call.timing for call in calls]
+    names = ("queued_s", "restore_s", "recompute_s", "prefill_s", "decode_s")
     return Spans(
         wall_s=max(0, wall_ms) / 1000,
-        queued_s=model.queued_s,
-        restore_s=model.restore_s,
-        recompute_s=model.recompute_s,
-        prefill_s=model.prefill_s,
-        decode_s=model.decode_s,
         tools_s=sum(tool.actual_s for tool in tools),
+        **{name: sum([getattr(timing, name) for timing in timings]) for name in names},
     )
 
 

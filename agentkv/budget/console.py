@@ -6,12 +6,17 @@ Covers layout and folding of long lists. The numbers are `bill.py`'s.
 from __future__ import annotations
 
 import statistics
+import textwrap
 from collections.abc import Sequence
+from decimal import Decimal
 from itertools import starmap
 
-from agentkv.budget.bill import Bill, Shaping
-from agentkv.budget.ledger import ModelCall, ToolCallFact
-from agentkv.core.usage import Usage
+from agentkv.budget.bill import Bill
+from agentkv.budget.branches import Spender
+from agentkv.budget.facts import ModelCall, ToolCallFact
+from agentkv.budget.money import format_cost, format_usd
+from agentkv.budget.shaping import Shaping
+from agentkv.budget.split import CLASSES
 from agentkv.units import format_bytes, format_seconds
 
 WIDTH = 80
@@ -26,6 +31,8 @@ def render(bill: Bill) -> str:
     lines = [f"Bill of {_clean(bill.task)}", "=" * WIDTH, *_summary(bill)]
     if bill.calls:
         lines += ["", "Model calls", *_model_calls(bill.calls)]
+    if len(bill.spenders) > 1:
+        lines += ["", "Who spent it", *_spenders(bill.spenders)]
     if bill.tools:
         lines += ["", "Tool calls (predicted at their start)", *_tool_calls(bill.tools)]
     moves = _moves(bill)
@@ -33,6 +40,11 @@ def render(bill: Bill) -> str:
         lines += ["", "KV moved", *moves]
     if bill.calls or bill.tools:
         lines += ["", "Where the time went", *_time(bill)]
+        lines += [
+            "",
+            "Diagnosis",
+            *textwrap.wrap(_clean(bill.diagnosis.text), WIDTH - 2, initial_indent="  ", subsequent_indent="  "),
+        ]
     return "\n".join(lines)
 
 
@@ -42,21 +54,59 @@ def _summary(bill: Bill) -> list[str]:
         known = bill.started_ms is not None
         return ["  nothing was spent: no model call and no tool call" if known else "  no such task is known here"]
     counted = ", partly estimated" if bill.estimated else ""
+    reasoning = f", {usage.reasoning_tokens:,} reasoning" if usage.reasoning_tokens else ""
+    marked = "delivered to" if bill.delivered else "visible to"
     rows = [
+        ("cost", format_cost(bill.cost_usd, bill.unpriced_calls)),
         ("tokens", f"{usage.total_tokens:,} in {_times(len(bill.calls), 'model call')}{counted}"),
         ("input", f"{usage.input_tokens:,}, of which {usage.cached_tokens:,} cached"),
-        ("output", f"{usage.output_tokens:,}, of which {bill.visible_tokens:,} visible to the user"),
-        ("KV hit rate", _percent(bill.hit_rate)),
-        ("peak context", f"{bill.peak_context_tokens:,} tokens"),
-        ("effective token ratio", f"{_percent(bill.effective_token_ratio)} (visible output / all tokens)"),
+        ("output", f"{usage.output_tokens:,}{reasoning}, {bill.visible_tokens:,} {marked} the user"),
+        ("KV hit rate", _percent(bill.hit_rate) + _tiers(bill)),
+        ("context", f"peak {bill.peak_context_tokens:,}, mean {bill.mean_context_tokens:,.0f} tokens"),
+        ("effective token ratio", f"{_percent(bill.effective_token_ratio)} (reached the user / all tokens)"),
+        *_attempts(bill),
     ]
+    if bill.work.device_s:
+        of_all = f"{_percent(bill.effective_utilisation)} of {format_seconds(bill.work.device_s)} device time was used"
+        rows.append(("effective utilisation", of_all))
     if bill.resume_stalls_s:
         median, worst = statistics.median(bill.resume_stalls_s), max(bill.resume_stalls_s)
         resumed = _times(len(bill.resume_stalls_s), "resume")
         rows.append(("stall after a tool", f"median {format_seconds(median)}, max {format_seconds(worst)}, {resumed}"))
+    if bill.stalls.paid_s or bill.stalls.hidden_s:
+        both = f"{format_seconds(bill.stalls.paid_s)} paid, {format_seconds(bill.stalls.hidden_s)} hidden behind tools"
+        rows.append(("stall in all", both))
     rows += _context(bill.shaping)
     rows.append(("retrievals, messages", f"{bill.shaping.retrievals}, {bill.agent_messages} between agents"))
-    return [f"  {name:<23}{value}" for name, value in rows]
+    lines = [f"  {name:<23}{value}" for name, value in rows]
+    for name, share in bill.split.shares().items():
+        lines.append(
+            f"  {CLASSES[name]:<23}{_percent(share):>7} of the cost, {bill.split.parts[name].tokens:>12,} tokens"
+        )
+    return lines
+
+
+def _tiers(bill: Bill) -> str:
+    """Where cached tokens came from, as shares of the input."""
+    if not bill.cached_by or not bill.usage.input_tokens:
+        return ""
+    shares = (f"{tier} {_percent(n / bill.usage.input_tokens)}" for tier, n in sorted(bill.cached_by.items()) if n)
+    return f" ({_clean(', '.join(shares))})"
+
+
+def _attempts(bill: Bill) -> list[tuple[str, str]]:
+    """Calls that were not simply an answer the first time."""
+    counts = {
+        "repeated": sum(call.attempt > 1 for call in bill.calls),
+        "failed": sum(call.status == "failed" for call in bill.calls),
+        "aborted": sum(call.status == "aborted" for call in bill.calls),
+        "served locally": sum(call.served_locally for call in bill.calls),
+    }
+    told = ", ".join(f"{number:,} {name}" for name, number in counts.items() if number)
+    if bill.work.unused_tokens:
+        cost = f" ({format_usd(bill.work.unused_cost_usd)})" if bill.work.unused_cost_usd else ""
+        told += f"; {bill.work.unused_tokens:,} tokens{cost} came to nothing"
+    return [("attempts", told)] if told else []
 
 
 def _context(shaping: Shaping) -> list[tuple[str, str]]:
@@ -77,39 +127,72 @@ def _context(shaping: Shaping) -> list[tuple[str, str]]:
 
 
 def _model_calls(calls: Sequence[ModelCall]) -> list[str]:
-    rows = [_model_row(number, call) for number, call in enumerate(calls, 1)]
-    heads = ["#", "node", "input", "cached", "output", "ttft", "stall", ""]
-    lines = _table(heads, rows, left=(1, 7))
-    if len(calls) > SHOWN:
-        half = SHOWN // 2
-        usage = sum((call.usage for call in calls[half:-half]), Usage())
-        folded = (
-            f"  ... {_times(len(calls) - 2 * half, 'more call')}: {usage.input_tokens:,} input, "
-            f"{usage.cached_tokens:,} cached, {usage.output_tokens:,} output"
+    priced = any(call.cost_usd for call in calls)
+    rows = [_model_row(number, call, priced=priced) for number, call in enumerate(calls, 1)]
+    heads = ["#", "node", "input", "cached", "output", *(["cost"] if priced else []), "ttft", "stall", ""]
+    half = SHOWN // 2
+    folded = len(calls) > SHOWN
+    lines = _table(heads, [*rows[:half], *rows[-half:]] if folded else rows, left=(1, len(heads) - 1))
+    if folded:
+        hidden = [call.usage for call in calls[half:-half]]
+        lines.insert(
+            1 + half,
+            f"  ... {_times(len(hidden), 'more call')}: {sum(usage.input_tokens for usage in hidden):,} input, "
+            f"{sum(usage.cached_tokens for usage in hidden):,} cached, {sum(usage.output_tokens for usage in hidden):,} output",
         )
-        lines[1 + half : -half] = [folded]
     return lines
 
 
-def _model_row(number: int, call: ModelCall) -> list[str]:
+def _model_row(number: int, call: ModelCall, *, priced: bool) -> list[str]:
     notes = [] if call.status == "ok" else [call.status]
+    notes += ["served locally"] if call.served_locally else []
     notes += ["est."] if call.estimated else []
-    notes += [call.purpose] if call.purpose not in {"answer", call.node} else []
+    notes += [_short(call.purpose)] if call.purpose not in {"answer", call.node} else []
+    notes += [_short(call.loop)] if call.loop else []
     notes += [f"try {call.attempt}"] if call.attempt > 1 else []
     times = (format_seconds(call.timing.ttft_s), format_seconds(call.timing.stall_s))
+    cost = ["?" if call.cost_usd is None and not call.served_locally else format_usd(call.cost_usd or Decimal(0))]
     return [
         str(number), _short(call.node or "-"), f"{call.usage.input_tokens:,}", f"{call.usage.cached_tokens:,}",
-        f"{call.usage.output_tokens:,}", *(times if call.status == "ok" else ("-", "-")), ", ".join(notes),
+        f"{call.usage.output_tokens:,}", *(cost if priced else []), *(times if call.status == "ok" else ("-", "-")),
+        ", ".join(notes),
     ]  # fmt: skip
 
 
+def _spenders(places: Sequence[Spender]) -> list[str]:
+    """The first places; the others are summed."""
+    priced = any(one.cost_usd for one in places)
+    rows = [
+        [
+            _short(one.place, 30), f"{one.calls:,}", f"{one.total_tokens:,}",
+            *([format_cost(one.cost_usd if one.unpriced < one.calls else None, 0) if one.calls else "-"] if priced else []),
+            f"{one.tool_calls:,}", f"{len(one.branches):,} branches" if len(one.branches) > 1 else "",
+        ]
+        for one in places[:SHOWN]
+    ]  # fmt: skip
+    heads = ["place", "calls", "tokens", *(["cost"] if priced else []), "tools", ""]
+    lines = _table(heads, rows, left=(0, len(heads) - 1))
+    rest = places[SHOWN:]
+    if rest:
+        lines.append(f"  ... {_times(len(rest), 'more place')}: {sum(one.total_tokens for one in rest):,} tokens")
+    return lines
+
+
 def _tool_calls(tools: Sequence[ToolCallFact]) -> list[str]:
-    rows = [_tool_row(tool) for tool in tools]
-    lines = _table(["tool", "p10", "p50", "p90", "actual", ""], rows, left=(0, 5))
-    if len(tools) > SHOWN:
-        half = SHOWN // 2
+    half = SHOWN // 2
+    folded = len(tools) > SHOWN
+    shown = [*tools[:half], *tools[-half:]] if folded else tools
+    lines = _table(["tool", "p10", "p50", "p90", "actual", ""], [_tool_row(tool) for tool in shown], left=(0, 5))
+    if folded:
         seconds = sum(tool.actual_s for tool in tools[half:-half])
-        lines[1 + half : -half] = [f"  ... {_times(len(tools) - 2 * half, 'more call')}: {format_seconds(seconds)}"]
+        lines.insert(1 + half, f"  ... {_times(len(tools) - 2 * half, 'more call')}: {format_seconds(seconds)}")
+    told = [tool for tool in tools if tool.predicted_p50_s is not None]
+    if len(told) > 1:
+        inside = sum((tool.predicted_p10_s or 0) <= tool.actual_s <= (tool.predicted_p90_s or 0) for tool in told)
+        lines.append(
+            f"  in all: {format_seconds(sum(tool.predicted_p50_s or 0 for tool in told))} predicted, "
+            f"{format_seconds(sum(tool.actual_s for tool in told))} actual; {inside} of {len(told)} within p10 to p90"
+        )
     return lines
 
 
@@ -131,6 +214,12 @@ def _moves(bill: Bill) -> list[str]:
         if moved.moves
     ]  # fmt: skip
     lines = _table(["", "moves", "blocks", "size", "copying"], rows, left=(0,)) if rows else []
+    stalls = bill.stalls
+    if stalls.wasted_bytes or stalls.unread_bytes:
+        wasted = (
+            f"{format_bytes(stalls.wasted_bytes)} wasted, {format_bytes(stalls.unread_bytes)} written and not read back"
+        )
+        lines.append(f"  of {format_bytes(stalls.moved_bytes)} moved: {wasted}")
     if bill.drops:
         lines.append(f"  dropped without writing: {_times(bill.drops, 'context')}")
     if bill.failed_moves:
