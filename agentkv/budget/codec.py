@@ -44,7 +44,7 @@ def fact_to_json(fact: Fact) -> dict[str, Any]:
     """A fact as plain JSON, in full, its money as text; its kind is kept beside it."""
     body = asdict(fact)
     if isinstance(fact, ModelCall) and fact.cost_usd is not None:
-        body["cost_usd"] = str(fact.cost_usd)
+        body["cost_usd"] = f"{fact.cost_usd:f}"
     return body
 
 
@@ -66,7 +66,7 @@ def _short(part: Fact | Usage | Timing) -> dict[str, Any]:
 def _plain(value: object) -> int | float | str:
     """Money as text, numbers of other libraries as numbers."""
     if isinstance(value, Decimal):
-        return str(value)
+        return f"{value:f}"  # 0.0000001, not 1E-7
     if hasattr(value, "__index__"):
         return operator.index(value)
     if hasattr(value, "__float__"):

@@ -7,6 +7,7 @@ the tables `schema.py`'s, the file `sqlite.py`'s, forgetting `prune.py`'s.
 
 from __future__ import annotations
 
+import json
 import os
 import time
 from collections.abc import Iterator, Sequence
@@ -240,7 +241,7 @@ class Database:
 
     def rows(self, task: str, run: str | None = None) -> list[tuple[str, int, str]]:
         """(kind, at_ms, body) of the task's facts in order: of `run`, of ALL_RUNS, or of the run that spoke last."""
-        mine = task_table.c.digest == digest_of(task)
+        mine = _called(task)
         query = sa.select(fact_table.c.kind, fact_table.c.at_ms, fact_table.c.body)
         query = query.join_from(task_table, fact_table, task_table.c.id == fact_table.c.task_id).where(mine)
         if run == ALL_RUNS:
@@ -259,22 +260,42 @@ class Database:
         return list(dict.fromkeys(name_of(text) for text, _ in self._read(query)))
 
     def pages(self, task: str | None, since_ms: int | None) -> Iterator[list[SavedFact]]:
-        """All facts, or a task's of all its runs, in the order of writing, a page at a time.
+        """All facts in the order of writing, or a task's run by run, a page at a time.
 
         Every page is a short read of its own, so that a long export does not hold up SQLite's log.
         """
-        columns = (fact_table.c.kind, fact_table.c.at_ms, fact_table.c.body)
-        query = sa.select(fact_table.c.id, task_table.c.task, task_table.c.run, *columns)
-        query = query.join_from(fact_table, task_table, task_table.c.id == fact_table.c.task_id)
-        if task is not None:
-            query = query.where(task_table.c.digest == digest_of(task))
+        place = fact_table.c.id if task is None else fact_table.c.seq
+        query = sa.select(place, fact_table.c.task_id, fact_table.c.kind, fact_table.c.at_ms, fact_table.c.body)
         if since_ms is not None:
             query = query.where(fact_table.c.at_ms >= since_ms)
-        query = query.order_by(fact_table.c.id).limit(_PAGE)
+        query = query.order_by(place).limit(_PAGE)
+        if task is None:
+            yield from self._pages(query, place)
+            return
+        for (number,) in self._read(sa.select(task_table.c.id).where(_called(task)).order_by(task_table.c.id)):
+            yield from self._pages(query.where(fact_table.c.task_id == number), place)
+
+    def _pages(self, query: sa.Select[Any], place: sa.Column[int]) -> Iterator[list[SavedFact]]:
         last = -1
-        while page := self._read(query.where(fact_table.c.id > last)):
+        while page := self._read(query.where(place > last)):
             last = page[-1][0]
-            yield [SavedFact(name_of(text), *rest) for _, text, *rest in page]
+            numbers = {row[1] for row in page}
+            whose = sa.select(task_table.c.id, task_table.c.task, task_table.c.run).where(task_table.c.id.in_(numbers))
+            names = {number: (name_of(text), run) for number, text, run in self._read(whose)}
+            yield [SavedFact(*names[number], *rest) for _, number, *rest in page if number in names]
+
+    def has(self, task: str) -> bool:
+        """True if anything of the task is here."""
+        return bool(self._read(sa.select(task_table.c.id).where(_called(task)).limit(1)))
+
+    def kept(self, task: str | None, since_ms: int | None) -> list[tuple[str, str, int, Any]]:
+        """(task, run, saved_ms, totals) of tasks of which only a bill is left."""
+        query = sa.select(task_table.c.task, task_table.c.run, task_table.c.saved_ms, task_table.c.totals)
+        query = query.where(task_table.c.totals.is_not(None), task_table.c.saved_ms >= (since_ms or 0))
+        if task is not None:
+            query = query.where(_called(task))
+        rows = self._read(query.order_by(task_table.c.id))
+        return [(name_of(text), run, saved_ms, json.loads(totals)) for text, run, saved_ms, totals in rows]
 
     def _read(self, query: sa.Select[Any]) -> list[Any]:
         try:
@@ -291,6 +312,10 @@ class Database:
         """What to raise for `error`, in one line."""
         cause = getattr(error, "orig", None) or error
         return LedgerError(f"the ledger {self.name} could not be {deed}: {' '.join(str(cause).split())}")
+
+
+def _called(task: str) -> sa.ColumnElement[bool]:
+    return task_table.c.digest == digest_of(task)
 
 
 def _last_fact() -> sa.ScalarSelect[Any]:

@@ -5,6 +5,7 @@
 | doctor.py | `agentkv doctor` |
 | calibrate.py | `agentkv calibrate`, with plot.py |
 | report.py | `agentkv report` |
+| ledger.py | `agentkv ledger path`, `check`, `export`, `prune` |
 | plan.py | `agentkv plan` |
 | simulate.py | `agentkv simulate`, with lanes.py |
 | replay.py | `agentkv replay` |
@@ -24,10 +25,10 @@ from typing import Annotated
 import typer
 
 import agentkv
-from agentkv.cli import calibrate, doctor, plan, prefix_check, replay, report, sessions, simulate
+from agentkv.cli import calibrate, doctor, ledger, plan, prefix_check, replay, report, sessions, simulate
 from agentkv.errors import AgentKVError
 
-COMMANDS = (doctor, calibrate, plan, simulate, replay, report, sessions, prefix_check)
+COMMANDS = (doctor, calibrate, plan, simulate, replay, report, ledger, sessions, prefix_check)
 """In the order in which `agentkv --help` lists them."""
 
 app = typer.Typer(
