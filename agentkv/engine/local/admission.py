@@ -60,9 +60,21 @@ class Admission:
 
     def forget(self, session: str) -> None:
         """The session is over."""
+        self._take(session)
+
+    def hand_over(self, session: str, to: Admission) -> None:
+        """The session lives on another device from now on."""
+        claim = self._take(session)
+        if claim is not None:
+            with to._lock:
+                to._claims[session] = claim
+                to._total += claim.blocks
+
+    def _take(self, session: str) -> Claim | None:
         with self._lock:
             claim = self._claims.pop(session, None)
             self._total -= claim.blocks if claim else 0
+            return claim
 
     def gate(self, here: Iterable[Sequence]) -> Callable[[Sequence, bool], bool]:
         """Ask `gate(...)(sequence, busy)`: may the queued call have a seat? `here`: all calls, `busy`: some have one.

@@ -177,4 +177,5 @@ def _take_over(task: str, *, source: LocalEngine, to: LocalEngine) -> bool:
     for session in sessions or ():
         to._sessions.revive(session)
         hand_over(session.key, source=source.tiers, to=to.tiers)
+        source._batch.admission.hand_over(session.key, to._batch.admission)
     return sessions is not None

@@ -95,6 +95,17 @@ def test_a_session_that_is_over_claims_nothing(admission):
     assert 0 == admission._total
 
 
+def test_a_session_that_moves_to_another_device_claims_room_there(admission, clock):
+    """And none here any more."""
+    there = Admission({Tier.DEVICE: 100, Tier.HOST: 0, Tier.DISK: 0}, block_bytes=1, clock=clock)
+    away(admission, Call(1, 60), 10.0)
+    admission.hand_over("task-1#1", there)
+    admission.hand_over("nobody", there)
+    assert admission.gate([])(Call(2, 30), True)
+    assert not there.gate([])(Call(2, 30), True)
+    assert (0, 60) == (admission._total, there._total)
+
+
 def test_a_rule_that_admits_everybody_is_asked_for_nobody(admission):
     """And one that is told decides."""
     away(admission, Call(1, 60), 10.0)
