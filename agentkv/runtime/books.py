@@ -13,8 +13,9 @@ from dataclasses import dataclass, replace
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
+from agentkv.budget.account import Account, Reservation
 from agentkv.budget.ledger import ContextFact, Ledger, ModelCall, MoveFact, TaskFact, ToolCallFact
-from agentkv.budget.limits import Account, Budget, Reservation
+from agentkv.budget.limits import Budget
 from agentkv.clock import Clock
 from agentkv.core.reported import Reported
 from agentkv.core.residency import Receipt

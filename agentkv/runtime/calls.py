@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from agentkv.budget.limits import Account, Reservation
+from agentkv.budget.account import Account, Reservation
 from agentkv.core.hint import HintKind
 from agentkv.core.task import Caller, PriorityClass
 from agentkv.engine.base import Engine, Generation, Request, Stream, changed

@@ -11,7 +11,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, rule
 
-from agentkv.budget.limits import Account, Budget, Spent
+from agentkv.budget.account import Account
+from agentkv.budget.limits import Budget, Spent
 from agentkv.clock import ManualClock
 from agentkv.core.usage import Usage
 from agentkv.errors import BudgetExceeded, ConfigError

@@ -1,0 +1,412 @@
+"""Account: the counting that keeps a task to its budget under concurrency.
+
+Every model call reserves its worst case first and settles what it really used, so that calls in parallel can never
+overspend together. Does not cover what happens at a limit (`runtime/gate.py`), nor the record of what was spent
+(`ledger.py`). Device seconds are known only afterwards: a call sets aside as much as the longest one so far took.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from decimal import Decimal
+from typing import Any, Self
+
+from agentkv.budget.limits import LIMITS, ZERO, Budget, Spent, granted
+from agentkv.budget.tally import LocalPurse, Purse, Sums, Tally
+from agentkv.clock import Clock, SystemClock
+from agentkv.core.usage import Usage
+from agentkv.errors import BudgetExceeded, ConfigError, LedgerError
+from agentkv.log import failed
+
+UNNAMED_OUTPUT = 16_384
+"""Most output tokens of a call that names no limit, where neither budget nor context says less."""
+RETRY = "retry"
+_MAX_BRANCHES = 4096
+_LOOK_S = 0.25
+
+
+class Account:
+    """One task's budget and what it has used. Thread-safe.
+
+    `budget` may be replaced at any time; what is used stays, and so does what was granted on top of it. Reading it tells
+    the limits with the grants in them. On a shared purse every method waits for the database, and raises LedgerError
+    where that cannot be used.
+    """
+
+    def __init__(
+        self, task: str, budget: Budget | None = None, clock: Clock | None = None, purse: Purse | None = None
+    ) -> None:
+        self.task = task
+        self._purse = LocalPurse(budget or Budget()) if purse is None else purse
+        self._clock = clock or SystemClock()
+        self._started_s = self._clock.now_s()
+        self._lock = threading.Lock()
+        self._attempts: dict[tuple[str, str], int] = {}
+        self._told: dict[str, None] = {}
+        self._longest_s = 0.0
+        self.stopped: BudgetExceeded | None = None
+        """Set by whoever decides that the task is over; every step raises it until there is more to spend."""
+
+    # -- what there is
+
+    @property
+    def budget(self) -> Budget:
+        """The limits, with what was granted."""
+        with self._purse as tally:
+            return tally.limits.plus(tally.grants)
+
+    @budget.setter
+    def budget(self, budget: Budget) -> None:
+        with self._purse as tally:
+            tally.limits = budget
+        self.stopped = None
+
+    def grant(self, amounts: Mapping[str, Any]) -> None:
+        """So much more of these limits, or of these loops' caps. Raises ConfigError for what is no amount."""
+        more = granted(amounts)
+        with self._purse as tally:
+            for name, amount in more.items():
+                tally.grants[name] = tally.grants.get(name, 0) + amount
+        self.stopped = None
+
+    @property
+    def used(self) -> Spent:
+        """What is spent; `seconds` is the task's age."""
+        with self._purse as tally:
+            sums = tally.used
+            return Spent(
+                tokens=sums.tokens,
+                model_calls=sums.model_calls,
+                tool_calls=sums.tool_calls,
+                seconds=self._age_s(tally),
+                usd=sums.usd,
+                device_seconds=sums.device_seconds,
+                retries=tally.loops.get(RETRY, 0),
+            )
+
+    @property
+    def reserved(self) -> Spent:
+        """What calls on their way have set aside."""
+        with self._purse as tally:
+            return _spent(tally.held)
+
+    @property
+    def left_tokens(self) -> int | None:
+        """Tokens that a new call may still reserve; None without a limit."""
+        tokens: int | None = self.left().get("tokens")
+        return tokens
+
+    def left(self) -> dict[str, Any]:
+        """What is left of each limit that there is, by name; money as a Decimal."""
+        with self._purse as tally:
+            limits = tally.limits.plus(tally.grants)
+            return {
+                name: max(type(allowed)(0), allowed - self._taken(tally, name))
+                for name in LIMITS
+                if (allowed := limits.limit(name)) is not None
+            }
+
+    # -- model calls
+
+    def reserve(self, tokens: int, calls: int = 1, *, usd: Decimal = ZERO) -> Reservation:
+        """Set aside the worst case of `calls` model calls (input plus the most output, and what that costs).
+
+        Raises BudgetExceeded, with nothing set aside, if it does not fit beside what is used and reserved. A call
+        needs at least one token, so a token budget of 0 refuses every call; one that costs nothing fits into no money.
+        """
+        if tokens < 0 or calls < 1 or usd < 0:
+            raise ConfigError(f"reserve(tokens={tokens}, calls={calls}, usd={usd}): at least 0, 1 and 0 are needed")
+        self._check_stopped()
+        asked = Spent(tokens=tokens, model_calls=calls, usd=usd, device_seconds=self._longest_s)
+        with self._purse as tally:
+            try:
+                self._fit(tally, asked)
+            except BudgetExceeded:
+                if not self._purse.free_lapsed():
+                    raise
+                self._fit(tally, asked)
+            return Reservation(self, self._purse.hold(asked), asked)
+
+    def reserve_rest(
+        self, least: int, most: int | None = None, *, cost: Callable[[int], Decimal] | None = None
+    ) -> Reservation:
+        """Set aside, for one call that names no limit of its own, what is left of the budget: at least `least` tokens, at
+        most `most`. `cost` tells what so many tokens come to. Without a limit on either this is `reserve(least)`.
+
+        Raises BudgetExceeded, with nothing set aside, if less than `least` is left. Two such calls at once do not fit
+        into one budget: the first has it all until it settles.
+        """
+        left = self.left()
+        tokens = least
+        if "tokens" in left:
+            tokens = left["tokens"] if most is None else min(left["tokens"], most)
+        elif "usd" in left and cost is not None:
+            tokens = least + UNNAMED_OUTPUT if most is None else most
+        if "usd" in left and cost is not None:
+            tokens = _affordable(left["usd"], least, tokens, cost)
+        price = cost or (lambda _tokens: ZERO)
+        if tokens > least:
+            try:
+                return self.reserve(tokens, usd=price(tokens))
+            except BudgetExceeded:
+                pass  # somebody else took some of what was left a moment ago
+        return self.reserve(least, usd=price(least))
+
+    def wait(self, step: Callable[[], Any], *, timeout_s: float, gone: Callable[[], bool] = lambda: False) -> Any:
+        """What `step` (a reservation of this account) brings, as soon as it fits. Blocks.
+
+        Raises its BudgetExceeded once `timeout_s` have passed; returns None as soon as `gone()`.
+        """
+        deadline_s = time.monotonic() + timeout_s
+        while not gone():
+            try:
+                return step()
+            except BudgetExceeded as refused:
+                left_s = deadline_s - time.monotonic()
+                if left_s <= 0:
+                    raise again(refused, f" Waited {timeout_s:g} s for more.") from None
+            self._purse.wait(min(left_s, _LOOK_S))
+        return None
+
+    def spend(self, usage: Usage, *, usd: Decimal | None = None, device_seconds: float = 0.0) -> None:
+        """Count a call that has happened without a reservation (somebody else's client made it). Never raises: the
+        next reservation sees it.
+        """
+        self._settle("", _of(usage, usage.calls, usd, device_seconds))
+
+    # -- other steps
+
+    def tool_call(self, calls: int = 1) -> None:
+        """Count tool calls that start now. Raises BudgetExceeded, with nothing counted, if they are too many."""
+        self._check_stopped()
+        asked = Spent(tool_calls=calls)
+        with self._purse as tally:
+            self._fit(tally, asked)
+            tally.used.add(asked)
+
+    def loop(self, kind: str, limit: int | None = None, rounds: int = 1) -> int:
+        """Count rounds of a loop that start now, over the whole task; how many there were.
+
+        Raises BudgetExceeded, with nothing counted, beyond `limit` or, for "retry", beyond the budget's `retries`.
+        """
+        self._check_stopped()
+        with self._purse as tally:
+            used = tally.loops.get(kind, 0)
+            more = tally.grants.get(kind, 0)
+            caps = [] if limit is None else [(kind, limit + more)]
+            retries = tally.limits.plus(tally.grants).retries
+            if kind == RETRY and retries is not None:
+                caps.append(("retries", retries + more))
+            for name, allowed in caps:
+                if used + rounds > allowed:
+                    raise self._exceeded(name, allowed, used, rounds)
+            tally.loops[kind] = used + rounds
+            return used + rounds
+
+    def attempt(self, branch: str, node: str, number: int) -> None:
+        """A model call is made in a node's attempt `number`: what is above the last one there counts as retries.
+
+        Raises BudgetExceeded, with nothing counted, if they are too many.
+        """
+        with self._lock:
+            known = self._attempts.get((branch, node), 1)
+        if number > known:
+            self.loop(RETRY, rounds=number - known)
+        if number != known:
+            with self._lock:
+                self._attempts.pop((branch, node), None)
+                self._attempts[branch, node] = number
+                while len(self._attempts) > _MAX_BRANCHES:
+                    del self._attempts[next(iter(self._attempts))]
+
+    def nearing(self, branch: str) -> tuple[str, Any, Any] | None:
+        """(limit, allowed, used) once for each branch, when the first limit is used up to its soft share; else None."""
+        with self._purse as tally:
+            limits = tally.limits.plus(tally.grants)
+            if limits.soft is None or branch in self._told:
+                return None
+            near = [
+                (name, allowed, used)
+                for name in LIMITS
+                if (allowed := limits.limit(name)) and (used := self._gone(tally, name)) and _is_near(name, used, allowed, limits.soft)
+            ]  # fmt: skip
+            if not near:
+                return None
+            self._told[branch] = None
+            while len(self._told) > _MAX_BRANCHES:
+                del self._told[next(iter(self._told))]
+            return max(near, key=lambda one: one[2] / one[1])
+
+    def check(self) -> None:
+        """Recompute what is reserved from the open reservations, and assert that it agrees."""
+        with self._purse as tally:
+            held = Sums()
+            for amount in self._purse.amounts().values():
+                held.add(amount)
+            assert _rounded(held) == _rounded(tally.held)
+            for sums in (tally.used, tally.held):
+                assert min(sums.tokens, sums.model_calls, sums.tool_calls) >= 0 <= sums.usd
+
+    # -- arithmetic
+
+    def _check_stopped(self) -> None:
+        if self.stopped is not None:
+            raise again(self.stopped)
+
+    def _age_s(self, tally: Tally) -> float:
+        return tally.age_s or self._clock.now_s() - self._started_s
+
+    def _gone(self, tally: Tally, name: str) -> Any:
+        """What is used of a limit."""
+        if name == "seconds":
+            return self._age_s(tally)
+        if name == "retries":
+            return tally.loops.get(RETRY, 0)
+        return getattr(tally.used, name)
+
+    def _taken(self, tally: Tally, name: str) -> Any:
+        """What is used or set aside."""
+        held = 0 if name in ("seconds", "retries") else getattr(tally.held, name)
+        return self._gone(tally, name) + held
+
+    def _fit(self, tally: Tally, asked: Spent) -> None:
+        limits = tally.limits.plus(tally.grants) if tally.grants else tally.limits
+        if limits.seconds is not None and self._age_s(tally) >= limits.seconds:
+            raise self._exceeded("seconds", limits.seconds, round(self._age_s(tally), 3), 0)
+        if asked.model_calls:
+            if limits.tokens is not None:
+                self._fits(tally, "tokens", limits.tokens, max(asked.tokens, 1))
+            if limits.model_calls is not None:
+                self._fits(tally, "model_calls", limits.model_calls, asked.model_calls)
+            if limits.usd is not None and asked.usd:
+                self._fits(tally, "usd", limits.usd, asked.usd)
+            if limits.device_seconds is not None:
+                taken = self._taken(tally, "device_seconds")
+                if taken >= limits.device_seconds or taken + asked.device_seconds > limits.device_seconds:
+                    raise self._exceeded(
+                        "device_seconds", limits.device_seconds, round(taken, 3), round(asked.device_seconds, 3)
+                    )
+        if asked.tool_calls and limits.tool_calls is not None:
+            self._fits(tally, "tool_calls", limits.tool_calls, asked.tool_calls)
+
+    def _fits(self, tally: Tally, name: str, allowed: Any, asked: Any) -> None:
+        taken = self._taken(tally, name)
+        if taken + asked > allowed:
+            raise self._exceeded(name, allowed, taken, asked)
+
+    def _exceeded(self, limit: str, allowed: Any, used: Any, asked: Any) -> BudgetExceeded:
+        step = f", the next step asks for {asked:,}" if asked else ""
+        return BudgetExceeded(
+            f"task {self.task!r:.200} may spend {allowed:,} {limit}: {used:,} are used or reserved{step}. "
+            f"Give it a larger Budget({limit}=...){', or ask for less (max_tokens)' if limit in ('tokens', 'usd') else ''}.",
+            task=self.task, limit=limit, allowed=allowed, used=used, asked=asked,
+        )  # fmt: skip
+
+    def _settle(self, key: str, used: Spent) -> None:
+        """`key` is no longer set aside, and `used` is spent; never raises. With a key that is gone nothing is spent
+        twice, unless it lapsed: then somebody has it already, and what was spent counts all the same.
+        """
+        self._longest_s = max(self._longest_s, used.device_seconds)
+        try:
+            with self._purse as tally:
+                if key:
+                    self._purse.take(key)
+                tally.used.add(used)
+        except LedgerError as error:
+            failed("budget_settled_later", error=str(error))
+            self._purse.later(key, used)
+
+
+class Reservation:
+    """Amounts set aside in an Account, until settled or released; only the first of these counts.
+
+    Leaving a `with` block releases what was not settled.
+    """
+
+    __slots__ = ("_account", "_key", "_lock", "calls", "tokens", "usd")
+
+    def __init__(self, account: Account, key: str, amount: Spent) -> None:
+        self._account = account
+        self._key: str | None = key
+        self._lock = threading.Lock()
+        self.tokens = amount.tokens
+        self.calls = amount.model_calls
+        self.usd = amount.usd
+
+    def settle(self, usage: Usage, *, usd: Decimal | None = None, device_seconds: float = 0.0) -> None:
+        """Replace the reservation by what was really used (which may be more: an engine's own count is the truth).
+
+        `usd` None: nobody knows the price, so no money is counted. Never raises.
+        """
+        self._end(_of(usage, max(self.calls, usage.calls), usd, device_seconds))
+
+    def release(self) -> None:
+        """Nothing was spent: give everything back. Never raises."""
+        self._end(Spent())
+
+    def _end(self, used: Spent) -> None:
+        with self._lock:
+            key, self._key = self._key, None
+        if key is not None:
+            self._account._settle(key, used)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.release()
+
+
+def again(refused: BudgetExceeded, more: str = "") -> BudgetExceeded:
+    """The same refusal, to be raised once more."""
+    return BudgetExceeded(
+        f"{refused}{more}",
+        task=refused.task,
+        limit=refused.limit,
+        allowed=refused.allowed,
+        used=refused.used,
+        asked=refused.asked,
+    )
+
+
+def _of(usage: Usage, calls: int, usd: Decimal | None, device_seconds: float) -> Spent:
+    return Spent(
+        tokens=usage.total_tokens,
+        model_calls=calls,
+        usd=ZERO if usd is None else usd,
+        device_seconds=max(0.0, device_seconds),
+    )
+
+
+def _spent(sums: Sums) -> Spent:
+    return Spent(
+        tokens=sums.tokens,
+        model_calls=sums.model_calls,
+        tool_calls=sums.tool_calls,
+        usd=sums.usd,
+        device_seconds=sums.device_seconds,
+    )
+
+
+def _rounded(sums: Sums) -> Sums:
+    """The sums without what rounding may change."""
+    return replace(sums, device_seconds=round(sums.device_seconds, 6))
+
+
+def _is_near(name: str, used: Any, allowed: Any, soft: float) -> bool:
+    """Whether the soft mark is reached, or the next model call is the last one."""
+    return float(used) >= soft * float(allowed) or (name == "model_calls" and used + 1 >= allowed)
+
+
+def _affordable(left_usd: Decimal, least: int, most: int, cost: Callable[[int], Decimal]) -> int:
+    """The most tokens from `least` to `most` that cost no more than is left; `least` if not even these do."""
+    if most <= least or cost(most) <= left_usd:
+        return max(least, most)
+    low, high = least, most
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if cost(middle) <= left_usd else (low, middle)
+    return low
