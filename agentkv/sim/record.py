@@ -10,7 +10,7 @@ import itertools
 import json
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -136,6 +136,7 @@ def _header(head: dict[str, Any], path: Path) -> dict[str, Any]:
 def _record(told: dict[str, Any], by_session: dict[str, list[Recorded]]) -> Record:
     if not by_session:
         raise ConfigError("a record without a call says nothing")
+    by_session = _joined(by_session)
     for name, calls in by_session.items():
         if any(call.wait_s is None for call in calls[:-1]) or calls[-1].wait_s is not None:
             raise ConfigError(f"session {name!r} does not end with its last call")
@@ -153,6 +154,25 @@ def _record(told: dict[str, Any], by_session: dict[str, list[Recorded]]) -> Reco
         policy=dict(told["policy"]),
         preemptions=_count(told.get("preemptions", 0)),
     )
+
+
+def _joined(by_session: Mapping[str, list[Recorded]]) -> dict[str, list[Recorded]]:
+    """A task whose history was folded goes on in a session of its own, of which nothing was computed before: its calls are
+    one row again, and what they reuse at the seam is nothing.
+    """
+    joined: dict[str, list[Recorded]] = {}
+    unfinished: dict[str, list[Recorded]] = {}
+    for name, calls in sorted(by_session.items(), key=lambda item: item[1][0].submitted_s):
+        task = name.rpartition("#")[0] or name
+        before = unfinished.pop(task, None)
+        if before is not None and before[-1].ended_s <= calls[0].submitted_s:
+            before[-1] = replace(before[-1], reuse_tokens=0)
+            before += calls
+        else:
+            before = joined[name] = list(calls)
+        if before[-1].wait_s is not None:
+            unfinished[task] = before
+    return joined
 
 
 def _recorded(line: dict[str, Any]) -> Recorded:

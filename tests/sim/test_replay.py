@@ -105,6 +105,16 @@ def test_a_session_alone_is_predicted_without_stalls_and_to_the_second() -> None
     assert told.predicted.tasks_s == pytest.approx(told.measured.tasks_s, rel=0.02)
 
 
+def test_a_task_whose_history_was_folded_is_one_row_of_calls_again() -> None:
+    """It goes on in a session of its own, which reuses nothing at the seam; sessions side by side stay apart."""
+    first = alone("t#1", 0.0, prompt=600, cached=0)
+    second = alone("t#2", 50.0, prompt=200, cached=0, wait_s=None)
+    beside = alone("u#1", 0.0, prompt=600, cached=0)
+    early = alone("u#2", 0.1, prompt=200, cached=0, wait_s=None)
+    joined = records._joined({"t#2": [second], "u#1": [beside], "t#1": [first], "u#2": [early]})
+    assert {"t#1": [replace(first, reuse_tokens=0), second], "u#1": [beside], "u#2": [early]} == joined
+
+
 def two_sessions(device_blocks: int) -> Record:
     """Two like sessions that begin together and come back together, with contexts of 100 blocks each."""
     sessions = []
