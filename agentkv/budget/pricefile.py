@@ -88,6 +88,7 @@ def _price(path: Path, number: int, body: Any) -> Price:
         date=row.date("date"),
         source=row.text("source"),
         table=path.name,
+        listed=path == _OURS,
         rates=None if hour is not None else row.rates(),
         device_hour=hour,
         tiers=row.tiers(),

@@ -76,7 +76,8 @@ class Step:
 class Price:
     """One row: rates of a hosted model, or `device_hour` dollars for each busy hour of a device of your own.
 
-    `above` is in the order of its thresholds. `table` is the file that the row is from.
+    `above` is in the order of its thresholds. `table` is the file that the row is from; `listed`: it is the package's
+    list of hosted models, not a row of yours.
     """
 
     model: str
@@ -85,6 +86,7 @@ class Price:
     date: dt.date | None = None
     source: str = ""
     table: str = ""
+    listed: bool = False
     rates: Rates | None = None
     device_hour: Decimal | None = None
     tiers: Mapping[str, Rates | Decimal] = field(default_factory=dict)
@@ -171,13 +173,13 @@ class PriceTable:
     ) -> Cost:
         """What a call of `model` came to.
 
-        `self_hosted`: it ran on a device of your own for `device_s` busy seconds, which costs what the table says of
-        the model, else of devices, else nothing. `served_locally`: a response cache answered; that is free.
+        `self_hosted`: it ran on a device of your own for `device_s` busy seconds, which costs what a row of yours says of
+        the model, else what the device's hour costs, else nothing. `served_locally`: a response cache answered; that is free.
         """
         if served_locally:
             return Cost(usd=Decimal(0), price=SERVED_LOCALLY)
         price = self.find(model)
-        if self_hosted and (price is None or price.device_hour is None):
+        if self_hosted and (price is None or price.listed):
             hour = self.device_hour or Decimal(0)
             return Cost(usd=hour * Decimal(str(device_s)) / _HOUR_S, price=SELF_HOSTED)
         if price is None:

@@ -170,6 +170,7 @@ class RemoteEngine:
         call.sent = True
         async with await self._open(request) as chunks:
             call.opened = True
+            stream.attempts = self._attempts(call.failed, request)  # the caller may cancel from here on
             async for chunk in chunks:
                 text = gathered.take(chunk)
                 if first_s is None and gathered.written:

@@ -148,6 +148,8 @@ def test_own_device_costs_its_hours_or_nothing(table_of):
     assert Decimal("0.1") == table.cost("big", MIXED, device_s=36, self_hosted=True).usd
     assert Decimal("0.1") == table.cost("big", MIXED, device_s=36).usd
     assert table.cost("other", MIXED, device_s=36).usd is None
+    charged = table_of(GOOD, device_hour=2.5).cost("m", MIXED, device_s=36, self_hosted=True)
+    assert Cost(usd=Decimal("0.0011"), price="m in own.json") == charged
 
 
 def test_local_model_with_a_hosted_name_is_not_billed_as_hosted():

@@ -23,7 +23,8 @@ class Reply:
 
     `chunks`: bodies of a stream's events; `body`: the answer of a whole one. `status` >= 400 answers with an error,
     0 closes the connection before any answer. `cut`: the connection breaks after that many chunks (or in the middle of
-    the body). `wrote`: the answer's text, where the truth is what the server counts itself.
+    the body), `hold` keeps it open until `release`. `wrote`: the answer's text, where the truth is what the server counts
+    itself.
     """
 
     status: int = 200
@@ -31,6 +32,7 @@ class Reply:
     body: dict[str, Any] | None = None
     cut: int | None = None
     wrote: str | None = None
+    hold: bool = False
 
 
 @dataclass(kw_only=True)
@@ -41,6 +43,11 @@ class Server:
     again: bool = False
     bodies: list[dict[str, Any]] = field(default_factory=list)
     counted: list[tuple[int, int]] = field(default_factory=list)
+    _released: threading.Event = field(default_factory=threading.Event)
+
+    def release(self) -> None:
+        """Let the replies that hold their connection go on."""
+        self._released.set()
 
     def __enter__(self) -> Self:
         outer = self
@@ -85,10 +92,13 @@ class Server:
                 self.send_header("connection", "close")
                 self.end_headers()
                 events = [json.dumps(chunk) for chunk in reply.chunks[: reply.cut]]
-                for event in [*events, *(["[DONE]"] if reply.cut is None else [])]:
+                done = [] if reply.hold or reply.cut is not None else ["[DONE]"]
+                for event in [*events, *done]:
                     line = f"data: {event}\n\n".encode()
                     self.wfile.write(b"%x\r\n%s\r\n" % (len(line), line))
-                if reply.cut is None:
+                if reply.hold:
+                    outer._released.wait(30)
+                if reply.cut is None and not reply.hold:
                     self.wfile.write(b"0\r\n\r\n")
 
         self._http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
@@ -100,6 +110,7 @@ class Server:
         return self
 
     def __exit__(self, *_: object) -> None:
+        self.release()
         self._http.shutdown()
         self._http.server_close()
         self._thread.join()
