@@ -201,6 +201,12 @@ class Bill:
 
         return bill_to_json(self)
 
+    def to_html(self) -> str:
+        """The bill as one HTML page that needs nothing else."""
+        from agentkv.budget.html import page
+
+        return page(self)
+
 
 def _begin_ms(fact: Fact) -> int:
     """When a fact's deed began; a tool call is stamped at its end."""

@@ -68,4 +68,4 @@ def place_of(branch: str, node: str) -> str:
     names = [part.partition(":")[0] for part in branch.split("|")] if branch else []
     if names and names[-1] == node:
         names.pop()
-    return " / ".join([*names, node]) if node or names else "-"
+    return " / ".join(name for name in (*names, node) if name) or "-"

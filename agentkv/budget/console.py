@@ -15,6 +15,7 @@ from agentkv.budget.bill import Bill
 from agentkv.budget.branches import Spender
 from agentkv.budget.facts import ModelCall, ToolCallFact
 from agentkv.budget.money import format_cost, format_usd
+from agentkv.budget.names import clean, shortened
 from agentkv.budget.shaping import Shaping
 from agentkv.budget.split import CLASSES
 from agentkv.units import format_bytes, format_seconds
@@ -28,7 +29,7 @@ _SMALL_PERCENT = 0.1  # what is there is not printed as 0.0
 
 def render(bill: Bill) -> str:
     """The console report of `bill`."""
-    lines = [f"Bill of {_clean(bill.task)}", "=" * WIDTH, *_summary(bill)]
+    lines = [f"Bill of {clean(bill.task)}", "=" * WIDTH, *_summary(bill)]
     if bill.calls:
         lines += ["", "Model calls", *_model_calls(bill.calls)]
     if len(bill.spenders) > 1:
@@ -43,7 +44,7 @@ def render(bill: Bill) -> str:
         lines += [
             "",
             "Diagnosis",
-            *textwrap.wrap(_clean(bill.diagnosis.text), WIDTH - 2, initial_indent="  ", subsequent_indent="  "),
+            *textwrap.wrap(clean(bill.diagnosis.text), WIDTH - 2, initial_indent="  ", subsequent_indent="  "),
         ]
     return "\n".join(lines)
 
@@ -91,7 +92,7 @@ def _tiers(bill: Bill) -> str:
     if not bill.cached_by or not bill.usage.input_tokens:
         return ""
     shares = (f"{tier} {_percent(n / bill.usage.input_tokens)}" for tier, n in sorted(bill.cached_by.items()) if n)
-    return f" ({_clean(', '.join(shares))})"
+    return f" ({clean(', '.join(shares))})"
 
 
 def _attempts(bill: Bill) -> list[tuple[str, str]]:
@@ -119,7 +120,7 @@ def _context(shaping: Shaping) -> list[tuple[str, str]]:
         sizes = f", {shaping.fold_before:,} -> {shaping.fold_after:,} tokens of prompt" if shaping.folds else ""
         rows.append(("folds", f"{shaping.folds}{failed}{sizes}, summaries cost {shaping.summary_tokens:,}"))
     if shaping.breaks:
-        causes = ", ".join(f"{cause} {number}x" for cause, number in sorted(shaping.breaks.items()))
+        causes = ", ".join(f"{shortened(cause, 30)} {number}x" for cause, number in sorted(shaping.breaks.items()))
         rows.append(("prefix broken", f"{causes}; {shaping.break_tokens:,} tokens computed again"))
     if shaping.recalled_tokens:
         rows.append(("recalled", f"{shaping.recalled_tokens:,} tokens of memories"))
@@ -147,13 +148,13 @@ def _model_row(number: int, call: ModelCall, *, priced: bool) -> list[str]:
     notes = [] if call.status == "ok" else [call.status]
     notes += ["served locally"] if call.served_locally else []
     notes += ["est."] if call.estimated else []
-    notes += [_short(call.purpose)] if call.purpose not in {"answer", call.node} else []
-    notes += [_short(call.loop)] if call.loop else []
+    notes += [shortened(call.purpose, _NAME_WIDTH)] if call.purpose not in {"answer", call.node} else []
+    notes += [shortened(call.loop, _NAME_WIDTH)] if call.loop else []
     notes += [f"try {call.attempt}"] if call.attempt > 1 else []
     times = (format_seconds(call.timing.ttft_s), format_seconds(call.timing.stall_s))
     cost = ["?" if call.cost_usd is None and not call.served_locally else format_usd(call.cost_usd or Decimal(0))]
     return [
-        str(number), _short(call.node or "-"), f"{call.usage.input_tokens:,}", f"{call.usage.cached_tokens:,}",
+        str(number), shortened(call.node or "-", _NAME_WIDTH), f"{call.usage.input_tokens:,}", f"{call.usage.cached_tokens:,}",
         f"{call.usage.output_tokens:,}", *(cost if priced else []), *(times if call.status == "ok" else ("-", "-")),
         ", ".join(notes),
     ]  # fmt: skip
@@ -164,7 +165,7 @@ def _spenders(places: Sequence[Spender]) -> list[str]:
     priced = any(one.cost_usd for one in places)
     rows = [
         [
-            _short(one.place, 30), f"{one.calls:,}", f"{one.total_tokens:,}",
+            shortened(one.place, 30), f"{one.calls:,}", f"{one.total_tokens:,}",
             *([format_cost(one.cost_usd if one.unpriced < one.calls else None, 0) if one.calls else "-"] if priced else []),
             f"{one.tool_calls:,}", f"{len(one.branches):,} branches" if len(one.branches) > 1 else "",
         ]
@@ -200,7 +201,7 @@ def _tool_row(tool: ToolCallFact) -> list[str]:
     name = f"{tool.tool} ({tool.command})" if tool.command and tool.command != tool.tool else tool.tool
     predicted = [tool.predicted_p10_s, tool.predicted_p50_s, tool.predicted_p90_s]
     return [
-        _short(name, 30),
+        shortened(name, 30),
         *("-" if seconds is None else format_seconds(seconds) for seconds in predicted),
         format_seconds(tool.actual_s),
         "" if tool.status == "succeeded" else tool.status,
@@ -262,13 +263,3 @@ def _percent(share: float | None) -> str:
         return "-"
     percent = share * 100
     return f"{percent:.2g} %" if 0 < percent < _SMALL_PERCENT else f"{percent:.1f} %"
-
-
-def _clean(text: str) -> str:
-    """Names come from users and models: whatever would move the cursor is shown as a question mark."""
-    return "".join(char if char.isprintable() else "?" for char in text)
-
-
-def _short(text: str, width: int = _NAME_WIDTH) -> str:
-    text = _clean(text)
-    return text if len(text) <= width else text[: width - 3] + "..."

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from agentkv.budget.branches import place_of
 from agentkv.budget.money import format_usd
+from agentkv.budget.names import shortened
 from agentkv.budget.split import weight_of
 from agentkv.units import format_seconds
 
@@ -26,6 +27,7 @@ FEW_CALLS = 8
 LITTLE_STALL_S = 1.0
 """Less waiting than this in a whole task is no wall, whatever its share."""
 DEAREST = 3
+_NAME_CHARS = 40
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -163,7 +165,9 @@ def _tools(bill: Bill) -> Wall:
 
 def _prefix_breaks(bill: Bill) -> Wall:
     shaping = bill.shaping
-    causes = ", ".join(f"{cause or 'unknown'} {number}x" for cause, number in sorted(shaping.breaks.items()))
+    causes = ", ".join(
+        f"{shortened(cause or 'unknown', _NAME_CHARS)} {number}x" for cause, number in sorted(shaping.breaks.items())
+    )
     return Wall(
         name="prefix breaks",
         share=min(1.0, shaping.break_tokens / bill.usage.input_tokens) if bill.usage.input_tokens else 0.0,
@@ -225,7 +229,7 @@ def _call_step(number: int, call: ModelCall) -> Step:
     return Step(
         number=number,
         kind="model call",
-        name=place_of(call.branch, call.node),
+        name=shortened(place_of(call.branch, call.node), _NAME_CHARS),
         figures=(
             f"{cost}{usage.input_tokens:,} in ({usage.cached_tokens:,} cached), {usage.output_tokens:,} out, "
             f"{format_seconds(call.timing.total_s)}"
@@ -234,7 +238,12 @@ def _call_step(number: int, call: ModelCall) -> Step:
 
 
 def _tool_step(number: int, tool: ToolCallFact) -> Step:
-    return Step(number=number, kind="tool call", name=tool.tool or "-", figures=format_seconds(tool.actual_s))
+    return Step(
+        number=number,
+        kind="tool call",
+        name=shortened(tool.tool or "-", _NAME_CHARS),
+        figures=format_seconds(tool.actual_s),
+    )
 
 
 def _text(walls: Sequence[Wall], first: Wall | None, steps: Sequence[Step]) -> str:
