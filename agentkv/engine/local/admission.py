@@ -17,6 +17,9 @@ from agentkv.core.residency import Tier
 from agentkv.engine.local.sequence import Sequence, blocks_for
 from agentkv.policy.schedule import Admit, Claims, Demand, Place, competes, without_loss
 
+ANSWERED_S = 0.5
+"""An agent that goes on starts its tool within this time; who is silent for longer has ended, or waits for a person."""
+
 
 @dataclass(slots=True, eq=False)
 class Claim:
@@ -100,7 +103,7 @@ class Admission:
         now_s = self._clock.now_s()
         with self._lock:
             away = [claim for key, claim in self._claims.items() if key not in calls]
-        return [(claim.place, claim.blocks) for claim in away if competes(claim, now_s, is_here=False)]
+        return [(claim.place, claim.blocks) for claim in away if _counts(claim, now_s)]
 
     def _demand(self, sequence: Sequence, ahead: float) -> Demand:
         size = self._block_bytes
@@ -113,3 +116,10 @@ class Admission:
             busy=True,
             started=sequence.session.computed_tokens > 0,
         )
+
+
+def _counts(claim: Claim, now_s: float) -> bool:
+    """Whether a session without a call is soon back: one of which nothing is known only if it has just answered."""
+    if claim.forecast is None:
+        return now_s - claim.used_s <= ANSWERED_S
+    return competes(claim, now_s, is_here=False)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from agentkv.clock import ManualClock
 from agentkv.core.forecast import Forecast
 from agentkv.core.residency import Tier
-from agentkv.engine.local.admission import Admission
+from agentkv.engine.local.admission import ANSWERED_S, Admission
 from agentkv.engine.local.sequence import blocks_for
 from agentkv.policy.schedule import ROOM_SHARE, SOON_S, always
 
@@ -77,11 +77,11 @@ def test_who_is_away_for_long_does_not_count(admission, clock):
     assert not admission.gate([])(Call(2, 30), True)
 
 
-def test_a_session_of_which_nothing_is_known_counts_until_it_has_been_silent_for_a_minute(admission, clock):
-    """As long again as it has been away."""
+def test_a_session_of_which_nothing_is_known_counts_while_it_has_just_answered(admission, clock):
+    """Its tool starts in a moment; later it is taken for one that has ended, and holds nobody back."""
     admission.note(Call(1, 60))
     assert not admission.gate([])(Call(2, 30), True)
-    clock.advance(SOON_S + 1)
+    clock.advance(ANSWERED_S + 0.1)
     assert admission.gate([])(Call(2, 30), True)
 
 
