@@ -95,11 +95,13 @@ class Database:
 
     def _connect_to(self, url: sa.URL, *, create: bool) -> sa.Engine:
         if self.path is not None:
-            connect = sqlite.connector(self.path, mode="rw" if create or _writable(self.path) else "ro")
+            writable = create or _writable(self.path)
+            connect = sqlite.connector(self.path, mode="rw" if writable else "ro")
             plain = not url.query and url.drivername in ("sqlite", "sqlite+pysqlite")
             options: dict[str, Any] = {"creator": connect} if plain else {}
             engine = sa.create_engine(url, poolclass=NullPool, **options)
-            sa.event.listen(engine, "connect", sqlite.prepare)
+            if writable:
+                sa.event.listen(engine, "connect", sqlite.preparer(self.path))
             return engine
         if url.get_backend_name() != "postgresql":
             raise ValueError(f"{url.get_backend_name()} is neither sqlite nor postgresql")

@@ -54,6 +54,8 @@ _MAX_CUT = 100_000  # names of such tasks; a task that comes back after so many 
 class FactStore(Protocol):
     """Where facts are saved. `put` neither blocks nor raises; `saved` may wait for a disk, and raise LedgerError."""
 
+    @property
+    def unsaved(self) -> int: ...
     def put(self, fact: Fact) -> None: ...
     def saved(self, task: str) -> list[Fact]: ...
     def close(self) -> None: ...
@@ -155,6 +157,11 @@ class Ledger:
             assert len(self._rows) <= MAX_TASKS
             assert self._kept <= MAX_FACTS
             assert len(self._cut) <= _MAX_CUT
+
+    @property
+    def unsaved(self) -> int:
+        """Facts that are not in the store yet, because it is behind or cannot take them; 0 without a store."""
+        return 0 if self.store is None else self.store.unsaved
 
     def close(self) -> None:
         """Save what is not saved yet. Idempotent; facts appended later are kept in memory only."""

@@ -10,7 +10,6 @@ import subprocess
 import tempfile
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
 from itertools import count
 from pathlib import Path
 
@@ -39,64 +38,88 @@ def _as_somebody() -> tuple[list[str], int, int]:
     pytest.skip("PostgreSQL does not run as root, and there is neither a user postgres nor nobody")
 
 
-@contextmanager
-def serving(folder: Path) -> Iterator[subprocess.Popen[str]]:
-    """A server on `folder`/data, with its socket in `folder`, until the block ends."""
-    prefix, _, _ = _as_somebody()
-    options = "-c listen_addresses= -c fsync=off -c shared_buffers=16MB -c max_connections=40 -c max_wal_size=64MB"
-    command = [*prefix, _program("postgres"), "-D", str(folder / "data"), "-k", str(folder), *options.split()]
-    server = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, cwd=folder)
-    lines = []
-    for line in server.stderr:
-        lines.append(line)
-        if "ready to accept connections" in line:
-            break
-    else:
-        pytest.fail(f"PostgreSQL did not start: {''.join(lines[-5:])}")
-    drain = threading.Thread(target=server.stderr.read, daemon=True)
-    drain.start()
-    try:
-        yield server
-    finally:
-        server.send_signal(signal.SIGINT)  # without waiting for clients
-        server.wait(30)
-        drain.join(5)
-        server.stderr.close()
+class PostgresServer:
+    """A server on a folder of its own; `start` and `stop` as often as you like."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._prefix, uid, gid = _as_somebody()
+        os.chown(folder, uid, gid)
+        command = [*self._prefix, _program("initdb"), "-D", str(folder / "data"), "-U", "agentkv", "-A", "trust"]
+        subprocess.run([*command, "-E", "UTF8", "--locale=C", "--no-sync"], check=True, capture_output=True, cwd=folder)
+
+    def start(self) -> None:
+        options = "-c listen_addresses= -c fsync=off -c shared_buffers=16MB -c max_connections=40 -c max_wal_size=64MB"
+        command = [*self._prefix, _program("postgres"), "-D", str(self.folder / "data"), "-k", str(self.folder)]
+        self._process = subprocess.Popen(
+            [*command, *options.split()], stderr=subprocess.PIPE, text=True, cwd=self.folder
+        )
+        lines = []
+        for line in self._process.stderr:
+            lines.append(line)
+            if "ready to accept connections" in line:
+                break
+        else:
+            pytest.fail(f"PostgreSQL did not start: {''.join(lines[-5:])}")
+        self._drain = threading.Thread(target=self._process.stderr.read, daemon=True)
+        self._drain.start()
+
+    def stop(self, how: signal.Signals = signal.SIGINT) -> None:
+        """By default without waiting for clients; SIGQUIT also leaves the data as they are."""
+        self._process.send_signal(how)
+        self._process.wait(30)
+        self._drain.join(5)
+        self._process.stderr.close()
+
+    def new_database(self) -> str:
+        import psycopg
+
+        name = f"ledger{next(_numbers)}"
+        with psycopg.connect(host=str(self.folder), user="agentkv", dbname="postgres", autocommit=True) as connection:
+            connection.execute(f"CREATE DATABASE {name}")
+        return f"postgresql://agentkv@/{name}?host={self.folder}"
 
 
-@pytest.fixture(scope="session")
-def postgres_folder() -> Iterator[Path]:
-    """An initialised data folder; skipped, with the reason, where PostgreSQL is not installed."""
+def _server() -> Iterator[PostgresServer]:
     pytest.importorskip("psycopg", reason="psycopg is not installed: pip install 'agentkv-sdk[postgres]'")
     if _program("initdb") is None or _program("postgres") is None:
         pytest.skip("PostgreSQL is not installed (Debian: apt-get install postgresql)")
-    prefix, uid, gid = _as_somebody()
     folder = Path(tempfile.mkdtemp(prefix="agentkv-pg-"))  # not below pytest's: a socket's path must be short
     try:
-        os.chown(folder, uid, gid)
-        initdb = [*prefix, _program("initdb"), "-D", str(folder / "data"), "-U", "agentkv", "-A", "trust"]
-        subprocess.run([*initdb, "-E", "UTF8", "--locale=C", "--no-sync"], check=True, capture_output=True, cwd=folder)
-        yield folder
+        server = PostgresServer(folder)
+        server.start()
+        yield server
+        server.stop(signal.SIGQUIT)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 
 
 @pytest.fixture(scope="session")
-def postgres_server(postgres_folder: Path) -> Iterator[Path]:
-    """A server that runs for all tests; gives the folder of its socket."""
-    with serving(postgres_folder):
-        yield postgres_folder
+def postgres_server() -> Iterator[PostgresServer]:
+    """A server for all tests; skipped, with the reason, where PostgreSQL is not installed."""
+    yield from _server()
 
 
 @pytest.fixture
-def postgres_url(postgres_server: Path) -> str:
-    """An empty database of its own for one test."""
+def own_postgres_server() -> Iterator[PostgresServer]:
+    """A server for one test, which may stop it."""
+    yield from _server()
+
+
+@pytest.fixture(scope="session")
+def _shared_database(postgres_server: PostgresServer) -> str:
+    return postgres_server.new_database()
+
+
+@pytest.fixture
+def postgres_url(_shared_database: str) -> str:
+    """A database without tables, for one test."""
     import psycopg
 
-    name = f"ledger{next(_numbers)}"
-    with psycopg.connect(host=str(postgres_server), user="agentkv", dbname="postgres", autocommit=True) as connection:
-        connection.execute(f"CREATE DATABASE {name}")
-    return f"postgresql://agentkv@/{name}?host={postgres_server}"
+    with psycopg.connect(_shared_database, autocommit=True) as connection:
+        connection.execute("DROP SCHEMA public CASCADE")
+        connection.execute("CREATE SCHEMA public")
+    return _shared_database
 
 
 @pytest.fixture

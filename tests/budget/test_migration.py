@@ -93,19 +93,9 @@ def test_a_migrated_ledger_has_the_shape_of_a_new_one(old_url, tmp_path, request
     """The steps and today's tables cannot drift apart."""
     new = f"sqlite:///{tmp_path / 'new.sqlite'}"
     if old_url.startswith("postgresql"):
-        new = _other_database(old_url)
+        new = request.getfixturevalue("postgres_server").new_database()
     assert shape(new) == shape(old_url)
     assert sorted(metadata.tables) == sorted(shape(old_url))
-
-
-def _other_database(url):
-    import psycopg
-
-    folder = url.partition("host=")[2]
-    with psycopg.connect(host=folder, user="agentkv", dbname="postgres", autocommit=True) as connection:
-        connection.execute("DROP DATABASE IF EXISTS fresh")
-        connection.execute("CREATE DATABASE fresh")
-    return f"postgresql://agentkv@/fresh?host={folder}"
 
 
 def test_programs_that_migrate_at_the_same_moment_do_it_once(old_url):
