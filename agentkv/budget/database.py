@@ -101,7 +101,7 @@ class Database:
             options: dict[str, Any] = {"creator": connect} if plain else {}
             engine = sa.create_engine(url, poolclass=NullPool, **options)
             if writable:
-                sa.event.listen(engine, "connect", sqlite.preparer(self.path))
+                sa.event.listen(engine, "connect", sqlite.prepare)
             return engine
         if url.get_backend_name() != "postgresql":
             raise ValueError(f"{url.get_backend_name()} is neither sqlite nor postgresql")

@@ -57,24 +57,25 @@ def connector(path: Path, *, mode: str = "rw") -> Callable[[], sqlite3.Connectio
     return connect
 
 
-def preparer(path: Path) -> Callable[[Any, object], None]:
-    """What readies a connection: WAL where the file system allows it; elsewhere SQLite's own mode, made safe."""
+def prepare(connection: Any, _record: object = None) -> None:
+    """Ready a connection: WAL where the file system allows it; elsewhere SQLite's own mode, made safe."""
+    cursor = connection.cursor()
+    try:
+        mode = cursor.execute("PRAGMA journal_mode=WAL").fetchone()[0]
+        cursor.execute(f"PRAGMA synchronous={'NORMAL' if mode == 'wal' else 'FULL'}")
+        cursor.execute(f"PRAGMA journal_size_limit={_WAL_KEPT_BYTES}")
+        if mode != "wal":
+            _warn_of_mode(mode, Path(cursor.execute("PRAGMA database_list").fetchone()[2]))
+    except sqlite3.OperationalError:  # locked or gone: what comes next will say so
+        return
+    finally:
+        cursor.close()
 
-    def prepare(connection: Any, _record: object = None) -> None:
-        cursor = connection.cursor()
-        try:
-            mode = cursor.execute("PRAGMA journal_mode=WAL").fetchone()[0]
-            cursor.execute(f"PRAGMA synchronous={'NORMAL' if mode == 'wal' else 'FULL'}")
-            cursor.execute(f"PRAGMA journal_size_limit={_WAL_KEPT_BYTES}")
-        except sqlite3.OperationalError:  # locked or gone: what comes next will say so
-            return
-        finally:
-            cursor.close()
-        if mode != "wal" and os.access(path, os.W_OK) and os.access(path.parent, os.W_OK):
-            advice = "readers and writers wait for each other; a local disk is faster"  # a network mount, mostly
-            warn_once("ledger_without_wal", mode=mode, path=str(path), advice=advice)
 
-    return prepare
+def _warn_of_mode(mode: str, path: Path) -> None:
+    if os.access(path, os.W_OK) and os.access(path.parent, os.W_OK):
+        advice = "readers and writers wait for each other; a local disk is faster"  # a network mount, mostly
+        warn_once("ledger_without_wal", mode=mode, path=str(path), advice=advice)
 
 
 def give_back(path: Path) -> str | None:

@@ -319,8 +319,8 @@ def test_an_export_that_is_read_slowly_does_not_let_the_log_grow(tmp_path):
 class FileSystemWithoutWal:
     """A connection on a network mount: SQLite stays in its old mode."""
 
-    def __init__(self):
-        self.said = []
+    def __init__(self, path):
+        self.said, self.path = [], path
 
     def cursor(self):
         return self
@@ -330,7 +330,7 @@ class FileSystemWithoutWal:
         return self
 
     def fetchone(self):
-        return ("delete",)
+        return ("delete",) if "journal_mode" in self.said[-1] else (0, "main", str(self.path))
 
     def close(self):
         return None
@@ -340,8 +340,8 @@ def test_without_wal_commits_are_made_safe_and_one_warning_says_why_it_is_slow(t
     """The mode really in force is looked at, not the one that was asked for."""
     monkeypatch.setattr(log, "_warned", set())
     before = log.counters["ledger_without_wal"]
-    connection = FileSystemWithoutWal()
-    sqlite.preparer(tmp_path)(connection, None)
+    connection = FileSystemWithoutWal(tmp_path)
+    sqlite.prepare(connection)
     assert "PRAGMA synchronous=FULL" in connection.said
     assert before + 1 == log.counters["ledger_without_wal"]
 
