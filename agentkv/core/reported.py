@@ -46,7 +46,8 @@ class Reported:
     """A usage and what was said with it.
 
     `estimated`: some number was impossible, ambiguous or missing. `service_tier`: "" for the standard one.
-    `cached_by`: cached tokens by the tier they came from ("device", "host", "disk"), where an engine tells.
+    `cached_by`: cached tokens by the tier they came from ("device", "host", "disk"), where an engine tells; otherwise all
+    of them under "provider".
     """
 
     usage: Usage
@@ -307,8 +308,9 @@ def _service_tier(body: Mapping[str, Any], told: Mapping[str, Any]) -> str:
 
 
 def _cached_by(told: Mapping[str, Any], usage: Usage) -> dict[str, int]:
-    """SGLang's split by tier, where it fits."""
+    """SGLang's split by tier, where it is one."""
     details = plain(told.get("cached_tokens_details"))
     split = {tier: details[name] for name, tier in _CACHE_TIERS.items() if isinstance(details.get(name), int)}
-    fits = all(tokens >= 0 for tokens in split.values()) and sum(split.values()) <= usage.cached_tokens
-    return {tier: tokens for tier, tokens in split.items() if tokens} if fits else {}
+    if split and min(split.values()) >= 0 and sum(split.values()) == usage.cached_tokens:
+        return {tier: tokens for tier, tokens in split.items() if tokens}
+    return {"provider": usage.cached_tokens} if usage.cached_tokens else {}

@@ -205,7 +205,7 @@ def test_every_spelling_means_the_same(name):
 def test_proxy_that_leaves_it_open_is_read_as_beside_and_doubted():
     """Anthropic's counts under OpenAI's names, and no total that would decide."""
     read = reported({"prompt_tokens": 70, "completion_tokens": 20, "cache_read_input_tokens": 30})
-    assert Reported(usage=used(100, 30, 20), estimated=True) == read
+    assert Reported(usage=used(100, 30, 20), estimated=True, cached_by={"provider": 30}) == read
 
 
 @pytest.mark.parametrize(
@@ -234,7 +234,8 @@ def test_proxy_that_leaves_it_open_is_read_as_beside_and_doubted():
 )
 def test_wrong_numbers_are_bounded_and_marked(report, usage):
     """A server's mistake neither raises nor passes for the truth."""
-    assert Reported(usage=usage, estimated=True) == reported(report)
+    read = reported(report)
+    assert (usage, True) == (read.usage, read.estimated)
 
 
 @pytest.mark.parametrize(
@@ -270,11 +271,12 @@ def test_service_tier_is_read_from_where_it_stands(report, tier):
 
 
 def test_sglang_tells_the_tiers_of_its_cache():
-    """Where the split does not fit the sum, it is left out."""
+    """Where it does not say, or its parts are not the sum, the provider stands for all of them."""
     report = {"usage": {**OPENAI}, "sglext": {"cached_tokens_details": {"device": 32, "host": 16, "storage": 16}}}
     assert {"device": 32, "host": 16, "disk": 16} == reported(report).cached_by
     report["sglext"]["cached_tokens_details"]["device"] = 320
-    assert {} == reported(report).cached_by
+    assert {"provider": 64} == reported(report).cached_by
+    assert {} == reported({"prompt_tokens": 9}).cached_by
 
 
 def test_usage_is_found_where_servers_put_it_in_a_chunk():

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
-from usage_behaviours import BEHAVIOURS, play
+from usage_behaviours import BEHAVIOURS, kv_for, play
+from usage_server import Server
 
 
 @pytest.fixture(autouse=True)
@@ -24,3 +25,15 @@ def test_bill_is_the_truth(behaviour):
         pytest.importorskip("langchain_openai")
     bill, truth = play(behaviour)
     assert truth == bill
+
+
+def test_tiers_of_a_servers_cache_reach_the_facts():
+    """SGLang tells where the cached tokens were; others do not."""
+    by_name = {behaviour.name: behaviour for behaviour in BEHAVIOURS}
+    told = []
+    for name in ("engine: SGLang with its tiers", "engine: final chunk without choices"):
+        behaviour = by_name[name]
+        with Server(replies=list(behaviour.replies)) as server, kv_for(behaviour, server.url) as kv:
+            behaviour.call(kv, server.url)
+            told += [call.cached_by for call in kv.report("t").calls]
+    assert [{"device": 40_000, "host": 15_000, "disk": 5_000}, {"provider": 60_000}] == told
