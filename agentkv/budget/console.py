@@ -62,13 +62,13 @@ def _summary(bill: Bill) -> list[str]:
         ("tokens", f"{usage.total_tokens:,} in {_times(len(bill.calls), 'model call')}{counted}"),
         ("input", f"{usage.input_tokens:,}, of which {usage.cached_tokens:,} cached"),
         ("output", f"{usage.output_tokens:,}{reasoning}, {bill.visible_tokens:,} {marked} the user"),
-        ("KV hit rate", _percent(bill.hit_rate) + _tiers(bill)),
+        ("KV hit rate", percent(bill.hit_rate) + _tiers(bill)),
         ("context", f"peak {bill.peak_context_tokens:,}, mean {bill.mean_context_tokens:,.0f} tokens"),
-        ("effective token ratio", f"{_percent(bill.effective_token_ratio)} (reached the user / all tokens)"),
+        ("effective token ratio", f"{percent(bill.effective_token_ratio)} (reached the user / all tokens)"),
         *_attempts(bill),
     ]
     if bill.work.device_s:
-        of_all = f"{_percent(bill.effective_utilisation)} of {format_seconds(bill.work.device_s)} device time was used"
+        of_all = f"{percent(bill.effective_utilisation)} of {format_seconds(bill.work.device_s)} device time was used"
         rows.append(("effective utilisation", of_all))
     if bill.resume_stalls_s:
         median, worst = statistics.median(bill.resume_stalls_s), max(bill.resume_stalls_s)
@@ -82,7 +82,7 @@ def _summary(bill: Bill) -> list[str]:
     lines = [f"  {name:<23}{value}" for name, value in rows]
     for name, share in bill.split.shares().items():
         lines.append(
-            f"  {CLASSES[name]:<23}{_percent(share):>7} of the cost, {bill.split.parts[name].tokens:>12,} tokens"
+            f"  {CLASSES[name]:<23}{percent(share):>7} of the cost, {bill.split.parts[name].tokens:>12,} tokens"
         )
     return lines
 
@@ -91,7 +91,7 @@ def _tiers(bill: Bill) -> str:
     """Where cached tokens came from, as shares of the input."""
     if not bill.cached_by or not bill.usage.input_tokens:
         return ""
-    shares = (f"{tier} {_percent(n / bill.usage.input_tokens)}" for tier, n in sorted(bill.cached_by.items()) if n)
+    shares = (f"{tier} {percent(n / bill.usage.input_tokens)}" for tier, n in sorted(bill.cached_by.items()) if n)
     return f" ({clean(', '.join(shares))})"
 
 
@@ -133,7 +133,7 @@ def _model_calls(calls: Sequence[ModelCall]) -> list[str]:
     heads = ["#", "node", "input", "cached", "output", *(["cost"] if priced else []), "ttft", "stall", ""]
     half = SHOWN // 2
     folded = len(calls) > SHOWN
-    lines = _table(heads, [*rows[:half], *rows[-half:]] if folded else rows, left=(1, len(heads) - 1))
+    lines = table(heads, [*rows[:half], *rows[-half:]] if folded else rows, left=(1, len(heads) - 1))
     if folded:
         hidden = [call.usage for call in calls[half:-half]]
         lines.insert(
@@ -172,7 +172,7 @@ def _spenders(places: Sequence[Spender]) -> list[str]:
         for one in places[:SHOWN]
     ]  # fmt: skip
     heads = ["place", "calls", "tokens", *(["cost"] if priced else []), "tools", ""]
-    lines = _table(heads, rows, left=(0, len(heads) - 1))
+    lines = table(heads, rows, left=(0, len(heads) - 1))
     rest = places[SHOWN:]
     if rest:
         lines.append(f"  ... {_times(len(rest), 'more place')}: {sum(one.total_tokens for one in rest):,} tokens")
@@ -183,7 +183,7 @@ def _tool_calls(tools: Sequence[ToolCallFact]) -> list[str]:
     half = SHOWN // 2
     folded = len(tools) > SHOWN
     shown = [*tools[:half], *tools[-half:]] if folded else tools
-    lines = _table(["tool", "p10", "p50", "p90", "actual", ""], [_tool_row(tool) for tool in shown], left=(0, 5))
+    lines = table(["tool", "p10", "p50", "p90", "actual", ""], [_tool_row(tool) for tool in shown], left=(0, 5))
     if folded:
         seconds = sum(tool.actual_s for tool in tools[half:-half])
         lines.insert(1 + half, f"  ... {_times(len(tools) - 2 * half, 'more call')}: {format_seconds(seconds)}")
@@ -214,7 +214,7 @@ def _moves(bill: Bill) -> list[str]:
         for direction, moved in bill.moved.items()
         if moved.moves
     ]  # fmt: skip
-    lines = _table(["", "moves", "blocks", "size", "copying"], rows, left=(0,)) if rows else []
+    lines = table(["", "moves", "blocks", "size", "copying"], rows, left=(0,)) if rows else []
     stalls = bill.stalls
     if stalls.wasted_bytes or stalls.unread_bytes:
         wasted = (
@@ -235,12 +235,12 @@ def _time(bill: Bill) -> list[str]:
         ("queue", spans.queued_s), ("restore from host or disk", spans.restore_s), ("recompute of lost KV", spans.recompute_s),
     ]  # fmt: skip
     total_s = sum(seconds for _, seconds in rows)
-    lines = [f"  {name:<27}{format_seconds(s):>12}  {_percent(s / total_s if total_s else 0.0):>7}" for name, s in rows]
+    lines = [f"  {name:<27}{format_seconds(s):>12}  {percent(s / total_s if total_s else 0.0):>7}" for name, s in rows]
     lines.append(f"  {'wall time':<27}{format_seconds(spans.wall_s):>12}")
     return lines
 
 
-def _table(heads: Sequence[str], rows: Sequence[Sequence[str]], *, left: Sequence[int]) -> list[str]:
+def table(heads: Sequence[str], rows: Sequence[Sequence[str]], *, left: Sequence[int]) -> list[str]:
     """Aligned columns with a head line; columns in `left` are left-aligned, the others right-aligned."""
     widths = [max(len(row[i]) for row in (heads, *rows)) for i in range(len(heads))]
 
@@ -258,7 +258,8 @@ def _times(n: int, noun: str) -> str:
     return f"{n:,} {noun}" if n == 1 else f"{n:,} {noun}s"
 
 
-def _percent(share: float | None) -> str:
+def percent(share: float | None) -> str:
+    """A share for people; what is there is not printed as 0.0."""
     if share is None:
         return "-"
     percent = share * 100

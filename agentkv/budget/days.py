@@ -1,0 +1,61 @@
+"""Calendar days in a time zone: on which day a call fell, when a day begins. Days may have 23 or 25 hours, or be missing.
+
+A zone is a `tzinfo`, or None for this machine's own.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass
+from datetime import UTC, date, datetime, timedelta, tzinfo
+from decimal import Decimal
+
+from agentkv.budget.facts import ModelCall
+
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+@dataclass(slots=True)
+class Day:
+    """What was spent on one day."""
+
+    calls: int = 0
+    total_tokens: int = 0
+    cost_usd: Decimal = Decimal(0)
+    unpriced_calls: int = 0
+
+
+def day_of(at_ms: int, zone: tzinfo | None = None) -> date:
+    """The day on which this moment fell; the first or last of the calendar for moments beyond it."""
+    try:
+        return (_EPOCH + timedelta(milliseconds=at_ms)).astimezone(zone).date()
+    except (OverflowError, ValueError, OSError):
+        return date.min if at_ms < 0 else date.max
+
+
+def day_start_ms(day: date, zone: tzinfo | None = None) -> int:
+    """The first moment of the day; where the clocks skip midnight, the first after it."""
+    midnight = datetime(day.year, day.month, day.day, tzinfo=zone)
+    return round(midnight.timestamp() * 1000)
+
+
+def zone_name(zone: tzinfo | None) -> str:
+    """As it is told to people: "Asia/Shanghai", or this machine's abbreviations, "CET/CEST"."""
+    return "/".join(dict.fromkeys(time.tzname)) if zone is None else str(zone)
+
+
+def days(calls: Iterable[ModelCall], zone: tzinfo | None = None) -> dict[date, Day]:
+    """What was spent on each day, in order; a call falls on the day on which it began."""
+    found: dict[date, Day] = {}
+    for call in calls:
+        if call.served_locally:
+            continue
+        day = found.setdefault(day_of(call.at_ms, zone), Day())
+        day.calls += 1
+        day.total_tokens += call.usage.total_tokens
+        if call.cost_usd is None:
+            day.unpriced_calls += 1
+        else:
+            day.cost_usd += call.cost_usd
+    return dict(sorted(found.items()))

@@ -1,0 +1,66 @@
+"""What a finished piece of work costs: the spend on all tasks of a type over those that were completed.
+
+Failed and abandoned tasks are charged to the completed ones of their type. A task is *abandoned* when nobody told its
+outcome and it is finished, or has been silent for `ABANDONED_AFTER_S`. Tasks that still run are counted apart.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from decimal import Decimal
+
+from agentkv.budget.bill import Bill
+
+ABANDONED_AFTER_S = 86_400.0
+_PLACES = Decimal("1e-12")
+
+
+@dataclass(slots=True)
+class Outcomes:
+    """The tasks of one type. Money counts the calls whose price is known; `unpriced_calls` the others."""
+
+    task_type: str
+    completed: int = 0
+    failed: int = 0
+    abandoned: int = 0
+    running: int = 0
+    total_tokens: int = 0
+    cost_usd: Decimal = Decimal(0)
+    unpriced_calls: int = 0
+
+    @property
+    def cost_per_completed_usd(self) -> Decimal | None:
+        """None without a completed task, or while some price is unknown."""
+        if not self.completed or self.unpriced_calls:
+            return None
+        return (self.cost_usd / self.completed).quantize(_PLACES).normalize()
+
+    @property
+    def tokens_per_completed(self) -> float | None:
+        """None without a completed task."""
+        return self.total_tokens / self.completed if self.completed else None
+
+
+def outcomes(bills: Iterable[Bill], *, now_ms: int) -> list[Outcomes]:
+    """One entry for each type of task, in the order of their names; what running tasks spent is not in it."""
+    types: dict[str, Outcomes] = {}
+    for bill in bills:
+        one = types.setdefault(bill.task_type, Outcomes(bill.task_type))
+        if bill.completed is None and _runs(bill, now_ms):
+            one.running += 1
+            continue
+        if bill.completed is None:
+            one.abandoned += 1
+        elif bill.completed:
+            one.completed += 1
+        else:
+            one.failed += 1
+        one.total_tokens += bill.usage.total_tokens
+        one.cost_usd += bill.cost_usd or 0
+        one.unpriced_calls += bill.unpriced_calls
+    return [types[name] for name in sorted(types)]
+
+
+def _runs(bill: Bill, now_ms: int) -> bool:
+    return bill.finished_ms is None and now_ms - (bill.last_ms or 0) < ABANDONED_AFTER_S * 1000

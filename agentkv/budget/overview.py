@@ -1,0 +1,185 @@
+"""Many bills at a glance: a line for each task, what a completed one of each type costs, what each day cost."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta, tzinfo
+from decimal import Decimal
+from typing import Any
+
+from agentkv.budget.bill import Bill
+from agentkv.budget.console import percent, table
+from agentkv.budget.days import Day, days, zone_name
+from agentkv.budget.facts import ModelCall
+from agentkv.budget.money import format_cost, format_usd
+from agentkv.budget.names import clean, shortened
+from agentkv.budget.outcomes import Outcomes, outcomes
+
+VERSION = "agentkv.bills/1"
+_NAME = 28
+_TASKS_SHOWN = 50
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Line:
+    """One task."""
+
+    task: str
+    task_type: str
+    started_ms: int | None
+    outcome: str
+    calls: int
+    total_tokens: int
+    cost_usd: Decimal | None
+    unpriced_calls: int
+    hit_rate: float | None
+    wall: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Overview:
+    """The lines in the order of the bills, and their sums."""
+
+    lines: tuple[Line, ...]
+    types: tuple[Outcomes, ...]
+    days: dict[Any, Day]
+    zone: tzinfo | None
+
+    def __str__(self) -> str:
+        return render(self)
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain JSON values; money is text."""
+        return {
+            "v": VERSION,
+            "zone": zone_name(self.zone),
+            "tasks": [_line_json(line) for line in self.lines],
+            "types": [_type_json(one) for one in self.types],
+            "days": [
+                {
+                    "day": str(day), "calls": one.calls, "total_tokens": one.total_tokens,
+                    "cost_usd": f"{one.cost_usd:f}", "unpriced_calls": one.unpriced_calls,
+                }
+                for day, one in self.days.items()
+            ],
+        }  # fmt: skip
+
+
+def overview(bills: Iterable[Bill], *, now_ms: int, zone: tzinfo | None = None) -> Overview:
+    """Read the bills one after the other; only what is shown of them is kept."""
+    lines: list[Line] = []
+    calls: list[ModelCall] = []
+
+    def each() -> Iterable[Bill]:
+        for bill in bills:
+            lines.append(_line(bill))
+            calls.extend(bill.calls)
+            yield bill
+
+    types = tuple(outcomes(each(), now_ms=now_ms))
+    return Overview(lines=tuple(lines), types=types, days=days(calls, zone), zone=zone)
+
+
+def _line(bill: Bill) -> Line:
+    told = {True: "completed", False: "failed", None: "finished" if bill.finished_ms is not None else "open"}
+    return Line(
+        task=bill.task,
+        task_type=bill.task_type,
+        started_ms=bill.started_ms,
+        outcome=told[bill.completed],
+        calls=len(bill.calls),
+        total_tokens=bill.usage.total_tokens,
+        cost_usd=bill.cost_usd,
+        unpriced_calls=bill.unpriced_calls,
+        hit_rate=bill.hit_rate,
+        wall=bill.diagnosis.wall,
+    )
+
+
+def render(seen: Overview) -> str:
+    """The overview for a console of 80 columns or more."""
+    tokens = sum(line.total_tokens for line in seen.lines)
+    cost_usd = sum((line.cost_usd for line in seen.lines if line.cost_usd is not None), Decimal(0))
+    unpriced = sum(line.unpriced_calls for line in seen.lines)
+    calls = sum(line.calls for line in seen.lines)
+    known = cost_usd if unpriced < calls or not calls else None
+    many = f"{len(seen.lines):,} task{'' if len(seen.lines) == 1 else 's'}"
+    head = f"{many}, {calls:,} model calls, {tokens:,} tokens, {format_cost(known, unpriced)}"
+    parts = [head, "", *_tasks(seen.lines, seen.zone)]
+    if any(one.task_type or one.completed for one in seen.types):
+        parts += ["", "What a completed task costs (failed and abandoned ones are charged to it)", *_types(seen.types)]
+    if seen.days:
+        parts += ["", f"Per day ({clean(zone_name(seen.zone))})", *_days(seen.days)]
+    return "\n".join(parts)
+
+
+def _tasks(lines: Sequence[Line], zone: tzinfo | None) -> list[str]:
+    rows = [
+        [
+            shortened(line.task, _NAME), _moment(line.started_ms, zone), f"{line.calls:,}", f"{line.total_tokens:,}",
+            _short_cost(line), percent(line.hit_rate), line.outcome,
+        ]
+        for line in lines[:_TASKS_SHOWN]
+    ]  # fmt: skip
+    shown = table(["task", "started", "calls", "tokens", "cost", "KV hits", ""], rows, left=(0, 1, 6))
+    rest = len(lines) - _TASKS_SHOWN
+    return [*shown, f"  ... {rest:,} more tasks"] if rest > 0 else shown
+
+
+def _short_cost(line: Line) -> str:
+    if line.cost_usd is None:
+        return "?"
+    return format_usd(line.cost_usd) + ("+?" if line.unpriced_calls else "")
+
+
+def _moment(at_ms: int | None, zone: tzinfo | None) -> str:
+    if at_ms is None:
+        return "-"
+    try:
+        return (datetime.fromtimestamp(0, UTC) + timedelta(milliseconds=at_ms)).astimezone(zone).strftime("%m-%d %H:%M")
+    except (OverflowError, ValueError, OSError):
+        return "?"
+
+
+def _types(types: Sequence[Outcomes]) -> list[str]:
+    rows = [
+        [
+            shortened(one.task_type or "-", _NAME), f"{one.completed:,}", f"{one.failed:,}", f"{one.abandoned:,}",
+            f"{one.running:,}", format_usd(one.cost_per_completed_usd) if one.completed else "-",
+            "-" if one.tokens_per_completed is None else f"{one.tokens_per_completed:,.0f}",
+        ]
+        for one in types
+    ]  # fmt: skip
+    heads = ["type", "completed", "failed", "abandoned", "open", "cost each", "tokens each"]
+    return table(heads, rows, left=(0,))
+
+
+def _days(found: dict[Any, Day]) -> list[str]:
+    rows = [
+        [
+            str(day), f"{one.calls:,}", f"{one.total_tokens:,}",
+            format_cost(one.cost_usd if one.unpriced_calls < one.calls else None, one.unpriced_calls),
+        ]
+        for day, one in found.items()
+    ]  # fmt: skip
+    return table(["day", "calls", "tokens", "cost"], rows, left=(0, 3))
+
+
+def _line_json(line: Line) -> dict[str, Any]:
+    return {
+        "task": line.task, "task_type": line.task_type, "started_ms": line.started_ms, "outcome": line.outcome,
+        "model_calls": line.calls, "total_tokens": line.total_tokens,
+        "cost_usd": None if line.cost_usd is None else f"{line.cost_usd:f}", "unpriced_calls": line.unpriced_calls,
+        "kv_hit_rate": line.hit_rate, "wall": line.wall,
+    }  # fmt: skip
+
+
+def _type_json(one: Outcomes) -> dict[str, Any]:
+    each = one.cost_per_completed_usd
+    return {
+        "task_type": one.task_type, "completed": one.completed, "failed": one.failed, "abandoned": one.abandoned,
+        "running": one.running, "total_tokens": one.total_tokens, "cost_usd": f"{one.cost_usd:f}",
+        "unpriced_calls": one.unpriced_calls, "cost_per_completed_usd": None if each is None else f"{each:f}",
+        "tokens_per_completed": one.tokens_per_completed,
+    }  # fmt: skip
