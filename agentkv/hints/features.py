@@ -69,16 +69,23 @@ def _size_of(args: Any, depth: int) -> int:
         return len(args)
     if depth == 0 or args is None:
         return 0
-    if isinstance(args, Mapping):
+    if _is_mapping(args):
         args = [part for pair in args.items() for part in pair]
-    if isinstance(args, Sequence):
+    if type(args) is list or isinstance(args, Sequence):
         return sum(_size_of(part, depth - 1) for part in args[:_MOST_PARTS])
     return 8
 
 
+def _is_mapping(args: Any) -> bool:
+    return type(args) is dict or isinstance(args, Mapping)  # asking an abstract class takes a third of a microsecond
+
+
 def _words_of(args: Any) -> str:
-    if isinstance(args, Mapping):
-        return next((_words_of(args[key]) for key in _KEYS if args.get(key)), "")
+    if _is_mapping(args):
+        for key in _KEYS:
+            if args.get(key):
+                return _words_of(args[key])
+        return ""
     if isinstance(args, str):
         text = args[:MAX_COMMAND_LENGTH].strip()
         if not text.startswith("{"):
