@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import sqlite3
 from collections.abc import Callable
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,8 @@ from agentkv.log import warn_once
 LOCK_WAIT_S = 5.0
 """How long a write waits for another process."""
 _WAL_KEPT_BYTES = 16 << 20
+_IN_STEPS = 2  # SQLite's number for auto_vacuum = INCREMENTAL
+_PAGES_A_STEP = 1000
 
 
 def make(path: Path) -> None:
@@ -26,17 +29,16 @@ def make(path: Path) -> None:
         os.close(os.open(path, os.O_CREAT | os.O_RDWR, 0o600))
     except OSError as error:
         raise LedgerError(f"the ledger {path} cannot be made: {error.strerror or error}") from error
+    with suppress(sqlite3.Error), closing(connector(path)()) as connection:  # if not, a prune does it the slow way
+        _allow_shrinking(connection)
 
 
 def version_of(path: Path) -> int | None:
     """The schema version of a file, None if it holds no ledger yet; not a byte of it changes."""
     try:
-        connection = connector(path, mode="ro")()
-        try:
+        with closing(connector(path, mode="ro")()) as connection:
             known = connection.execute("SELECT 1 FROM sqlite_master WHERE name = 'agentkv_schema'").fetchone()
             row = connection.execute("SELECT version FROM agentkv_schema").fetchone() if known else None
-        finally:
-            connection.close()
     except sqlite3.OperationalError as error:
         raise LedgerError(f"the ledger {path} cannot be opened: {error}") from error
     except sqlite3.DatabaseError as error:
@@ -79,28 +81,34 @@ def _warn_of_mode(mode: str, path: Path) -> None:
 
 
 def give_back(path: Path) -> str | None:
-    """Shrink the file to what it holds; None, or in words why that was not possible."""
+    """Shrink the file to what it holds; None, or in words why that was not possible.
+
+    In small steps, between which others write. A file that an older program made is written anew once.
+    """
     try:
-        connection = connector(path)()
-        try:
-            connection.isolation_level = None  # VACUUM wants no transaction
-            connection.execute("VACUUM")
+        with closing(connector(path)()) as connection:
+            if connection.execute("PRAGMA auto_vacuum").fetchone() == (_IN_STEPS,):
+                while connection.execute("PRAGMA freelist_count").fetchone() > (0,):
+                    connection.execute(f"PRAGMA incremental_vacuum({_PAGES_A_STEP})").fetchall()
+            else:
+                _allow_shrinking(connection)
             connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
-        finally:
-            connection.close()
     except sqlite3.Error as error:
         return str(error)
     return None
 
 
+def _allow_shrinking(connection: sqlite3.Connection) -> None:
+    connection.isolation_level = None  # VACUUM wants no transaction
+    connection.execute(f"PRAGMA auto_vacuum={_IN_STEPS}")
+    connection.execute("VACUUM")
+
+
 def problems(path: Path) -> list[str]:
     """What SQLite itself finds wrong with the file; nothing for a sound one."""
     try:
-        connection = connector(path, mode="ro")()
-        try:
+        with closing(connector(path, mode="ro")()) as connection:
             found = [row[0] for row in connection.execute("PRAGMA integrity_check(20)")]
-        finally:
-            connection.close()
     except sqlite3.Error as error:
         return [str(error)]
     return [] if found == ["ok"] else found

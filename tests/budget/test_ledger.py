@@ -19,8 +19,10 @@ from agentkv.budget.ledger import (
     Fact,
     Ledger,
     ModelCall,
+    MoveFact,
     OutcomeFact,
     TaskFact,
+    ToolCallFact,
     fact_from_json,
     fact_to_json,
     is_known,
@@ -173,6 +175,19 @@ def test_finished_tasks_go_before_running_ones():
 
 
 @pytest.mark.usefixtures("small")
+def test_a_fact_that_comes_after_its_task_was_forgotten_does_not_make_it_a_running_one():
+    """A move that ends late: ten thousand of them must not push out what runs."""
+    ledger = Ledger(EverythingStore())
+    for i in range(20):
+        ledger.append(TaskFact(task=f"t{i}"))
+        ledger.append(TaskFact(task=f"t{i}", event="finished"))
+    ledger.append(TaskFact(task="running"))
+    for i in range(10):
+        ledger.append(MoveFact(task=f"t{i}"))
+    assert "running" in ledger.tasks()
+
+
+@pytest.mark.usefixtures("small")
 def test_where_the_database_is_gone_memory_answers_with_what_it_has():
     """And says that it is not all."""
     before = log.counters["ledger_rows_incomplete"]
@@ -201,7 +216,15 @@ def test_without_a_store_one_warning_says_that_memory_is_full(monkeypatch):
 # -- the short form
 
 
-@pytest.mark.parametrize("fact", [*LATER_FACTS, ModelCall(task="t", at_ms=4), TaskFact(task="t", at_ms=4)])
+EMPTY_BUT_TOLD = [
+    ModelCall(task="t", visible=False, attempt=0, status="", priority=0, purpose="", cost_usd=Decimal(0)),
+    ToolCallFact(task="t", predicted_p10_s=0.0, predicted_p50_s=0.0, status=""),
+    TaskFact(task="t", at_ms=4, event=""),
+    ModelCall(task="t", at_ms=4),
+]
+
+
+@pytest.mark.parametrize("fact", [*LATER_FACTS, *EMPTY_BUT_TOLD])
 def test_the_short_form_reads_as_the_long_one(fact):
     """Without task and time, which have columns of their own."""
     rows = [(fact.kind, fact.at_ms, fact_to_text(fact))]

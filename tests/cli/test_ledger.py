@@ -10,6 +10,7 @@ import stat
 import subprocess
 import sys
 from decimal import Decimal
+from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
@@ -260,6 +261,35 @@ def test_the_file_becomes_smaller(ledger):
     told = json.loads(run("prune", "--older-than", "30d", "--json").stdout)
     assert default_path().stat().st_size < before / 4
     assert (52, 5004, False, None) == (told["tasks"], told["facts"], told["dry_run"], told["not_shrunk"])
+
+
+def test_a_file_of_an_older_program_becomes_smaller_too(tmp_path):
+    """It is written anew once, and can be shrunk in small steps from then on."""
+    path = tmp_path / "old.sqlite"
+    connection = sqlite3.connect(path)
+    script = (Path(__file__).parents[1] / "budget" / "ledger_v1.sql").read_text(encoding="utf-8")
+    connection.executescript(script)
+    connection.execute("PRAGMA auto_vacuum")
+    connection.close()
+    save(*(call(f"t{i % 50}", node="n" * 50) for i in range(3000)), url=f"sqlite:///{path}")
+    before = path.stat().st_size
+    assert 0 == run("prune", "--older-than", "0s", "--ledger", f"sqlite:///{path}").exit_code
+    assert path.stat().st_size < before / 4
+    with sqlite3.connect(path) as connection:
+        assert (2,) == connection.execute("PRAGMA auto_vacuum").fetchone()
+    connection.close()
+
+
+def test_a_program_that_reads_meanwhile_does_not_make_a_prune_fail(ledger, monkeypatch):
+    """The rows are gone; the room is used by what comes, or given back by the next prune."""
+    monkeypatch.setattr("agentkv.budget.sqlite.LOCK_WAIT_S", 0.1)
+    age(40)
+    reader = sqlite3.connect(default_path())
+    reader.execute("BEGIN")
+    assert (4,) == reader.execute("SELECT count(*) FROM agentkv_fact").fetchone()
+    assert "2 tasks with 4 facts forgotten." in run("prune", "--older-than", "30d").stdout
+    reader.close()
+    assert [] == lines(run("export"))
 
 
 @pytest.mark.parametrize("text", ["7x", "yesterday", "2026-13-01", "99999-01-01"])
