@@ -24,7 +24,9 @@ def per_call_us(fn: Callable[[], object], calls: int) -> float:
 
 
 def scopes(repeats: int) -> dict[str, float]:
-    """Medians of node and tool overhead against the bare function, engine idle."""
+    """Node and tool overhead against the bare function, engine idle: the fastest round, which is what the code costs, and
+    the median, which is that and what else the machine does.
+    """
     with AgentKV.with_engine(ScriptedEngine(["done"]), ledger="memory") as kv:
 
         def bare(state: dict[str, int]) -> dict[str, int]:
@@ -48,8 +50,10 @@ def scopes(repeats: int) -> dict[str, float]:
                 repeats,
             )
     return {
-        "node_us": round(median(sides["node"]) - median(sides["bare"]), 2),
-        "tool_us": round(median(sides["tool"]) - median(sides["bare"]), 2),
+        "node_us": round(min(sides["node"]) - min(sides["bare"]), 2),
+        "tool_us": round(min(sides["tool"]) - min(sides["bare"]), 2),
+        "node_median_us": round(median(sides["node"]) - median(sides["bare"]), 2),
+        "tool_median_us": round(median(sides["tool"]) - median(sides["bare"]), 2),
         "a_over_a": round(a_over_a(sides["tool"]), 3),
     }
 
