@@ -83,7 +83,10 @@ class PostgresServer:
 def _server() -> Iterator[PostgresServer]:
     pytest.importorskip("psycopg", reason="psycopg is not installed: pip install 'agentkv-sdk[postgres]'")
     if _program("initdb") is None or _program("postgres") is None:
-        pytest.skip("PostgreSQL is not installed (Debian: apt-get install postgresql)")
+        missing = "PostgreSQL is not installed (Debian: apt-get install postgresql)"
+        if os.environ.get("AGENTKV_REQUIRE_POSTGRES"):  # where it must be there, a skip would hide that it is not
+            pytest.fail(missing)
+        pytest.skip(missing)
     folder = Path(tempfile.mkdtemp(prefix="agentkv-pg-"))  # not below pytest's: a socket's path must be short
     try:
         server = PostgresServer(folder)
