@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
+from collections.abc import Callable
 from typing import Protocol
 
 from agentkv.budget.codec import fact_from_json, fact_to_json, is_known
@@ -71,6 +72,21 @@ class Ledger:
         self._kept = 0
         self._cut: dict[int, None] = {}  # tasks whose first facts are no longer in memory
         self._lock = threading.Lock()
+        self._listeners: tuple[Callable[[Fact], None], ...] = ()
+
+    def on_fact(self, listener: Callable[[Fact], None]) -> Callable[[], None]:
+        """Tell `listener` every fact from now on, on the thread that appends it; it must be quick. Returns the way to stop.
+
+        One that fails is logged, and neither keeps the others from hearing nor reaches the agent.
+        """
+        with self._lock:
+            self._listeners = (*self._listeners, listener)
+
+        def stop() -> None:
+            with self._lock:
+                self._listeners = tuple(one for one in self._listeners if one is not listener)
+
+        return stop
 
     def append(self, fact: Fact) -> None:
         """Record a fact. Never waits for a disk and never raises: a failure is a log line and a counter."""
@@ -94,6 +110,11 @@ class Ledger:
                     self.store.put(fact)  # inside, so that the store has a task's facts in the order of memory
         except Exception as error:
             failed("ledger_append_failed", error=repr(error))
+        for listener in self._listeners:
+            try:
+                listener(fact)
+            except Exception as error:
+                failed("ledger_listener_failed", error=repr(error))
 
     def _mark(self, fact: TaskFact) -> None:
         if fact.event == "finished":

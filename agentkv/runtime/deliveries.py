@@ -1,0 +1,78 @@
+"""What only the application knows about a task: what reached the user, how it ended, what agents said to each other.
+
+The bill uses it: for the effective token ratio, for the cost of a completed task of a type, for the price of
+communication. Everything is optional, and told for whoever is calling.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from agentkv.budget.facts import AgentMessageFact, DeliveryFact, Fact, OutcomeFact
+from agentkv.clock import Clock
+from agentkv.core.task import UNATTRIBUTED, Caller
+from agentkv.errors import ConfigError
+
+
+class Deliveries:
+    """`kv.deliver`, `kv.outcome` and `kv.agent_message`. Only misuse raises."""
+
+    def __init__(
+        self,
+        *,
+        append: Callable[[Fact], None],
+        clock: Clock,
+        caller: Callable[[], Caller],
+        count: Callable[[str], int],
+    ) -> None:
+        self._append = append
+        self._clock = clock
+        self._caller = caller
+        self._count = count
+
+    def deliver(self, what: str | int, *, task: str | None = None) -> int:
+        """This text, or so many tokens, reached the user; returns the tokens. The text itself is not kept.
+
+        As soon as something was delivered in a task, its bill counts what was delivered and nothing else as visible.
+        """
+        tokens = self._tokens(what, "deliver")
+        self._append(DeliveryFact(task=self._task(task), at_ms=self._clock.wall_ms(), tokens=tokens))
+        return tokens
+
+    def outcome(self, *, completed: bool, task_type: str = "", task: str | None = None) -> None:
+        """The task came to its goal, or did not; told again, the last word counts.
+
+        `task_type` names what kind of work it was: `agentkv report --all` tells what a completed task of each type
+        costs, with the failed ones charged to it. Raises ConfigError outside of any task.
+        """
+        key = self._task(task)
+        if key == UNATTRIBUTED:
+            raise ConfigError('outcome() outside of any task: call it inside `with kv.task("name")`, or give task=')
+        self._append(
+            OutcomeFact(task=key, at_ms=self._clock.wall_ms(), task_type=str(task_type), completed=bool(completed))
+        )
+
+    def agent_message(self, what: str | int, *, to: str, sender: str | None = None, task: str | None = None) -> int:
+        """One agent told another this text, or so many tokens; returns the tokens. The sender is the calling node."""
+        tokens = self._tokens(what, "agent_message")
+        caller = self._caller()
+        self._append(
+            AgentMessageFact(
+                task=self._task(task),
+                at_ms=self._clock.wall_ms(),
+                sender=(caller.node or caller.branch) if sender is None else sender,
+                receiver=to,
+                tokens=tokens,
+            )
+        )
+        return tokens
+
+    def _task(self, task: str | None) -> str:
+        return self._caller().task if task is None else task
+
+    def _tokens(self, what: str | int, where: str) -> int:
+        if isinstance(what, str):
+            return self._count(what)
+        if isinstance(what, bool) or not isinstance(what, int) or what < 0:
+            raise ConfigError(f"{where}({what!r}): give the text, or how many tokens it has")
+        return what
