@@ -27,7 +27,7 @@ from agentkv.core.usage import Usage
 from agentkv.engine.attempts import FailedTry
 from agentkv.errors import AgentKVError, BudgetExceeded
 from agentkv_langgraph.caller import caller_of_metadata
-from agentkv_langgraph.spent import ModelRun
+from agentkv_langgraph.spent import ModelRun, causes
 
 _callbacks: WeakValueDictionary[int, AgentKVCallback] = WeakValueDictionary()  # by id of the AgentKV, which they hold
 _callbacks_lock = threading.Lock()
@@ -246,7 +246,7 @@ class AgentKVCallback(BaseCallbackHandler):
 
     def _is_noted(self, error: BaseException) -> bool:
         """Whether this error's last try is on the books already."""
-        requests = {id(_request_of(one)) for one in (error, error.__cause__, error.__context__)}
+        requests = {id(_request_of(one)) for one in causes(error)}
         with self._lock:
             return any(self._noted.pop(one, None) is not None for one in requests)
 

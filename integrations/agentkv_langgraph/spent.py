@@ -21,7 +21,8 @@ from agentkv.core.usage import Usage
 
 _TOKENS_PER_MESSAGE = 4  # what a chat template adds around each message, about
 _FIRST_ERROR = 400
-_LOST = ("Timeout", "ReadError", "WriteError", "RemoteProtocolError", "APIConnectionError")
+_MOST_CAUSES = 8
+_LOST = ("Timeout", "ReadError", "WriteError", "RemoteProtocolError", "ConnectionError")
 _NOT_SENT = ("ConnectError", "ConnectTimeout", "PoolTimeout")
 
 
@@ -117,7 +118,7 @@ class ModelRun:
             told = _first(result)[0] if result is not None else None
             read = self._from_chunks(getattr(told, "usage_metadata", None), {})
             return read if read is not None and read.usage.input_tokens else self._counted(None, read)
-        if _refused(error) or not _lost(error):
+        if any(_refused(one) for one in causes(error)) or not _lost(error):
             return Reported(usage=Usage())
         return Reported(usage=Usage(input_tokens=self.input_tokens(), calls=1), estimated=True)
 
@@ -178,6 +179,15 @@ def _inside(told: Any) -> dict[str, Any]:
     return {"usage": usage} if usage else {}
 
 
+def causes(error: BaseException | None) -> list[BaseException]:
+    """The error and what lies behind it: frameworks wrap what their clients wrap."""
+    chain: list[BaseException] = []
+    while error is not None and error not in chain and len(chain) < _MOST_CAUSES:
+        chain.append(error)
+        error = error.__cause__ or error.__context__
+    return chain
+
+
 def _refused(error: BaseException) -> bool:
     status = getattr(error, "status_code", None) or getattr(getattr(error, "response", None), "status_code", None)
     return isinstance(status, int) and status >= _FIRST_ERROR
@@ -185,5 +195,5 @@ def _refused(error: BaseException) -> bool:
 
 def _lost(error: BaseException) -> bool:
     """Whether the request was on its way when it failed: the server may have done the work."""
-    names = [type(one).__name__ for one in (error, error.__cause__) if one is not None]
+    names = [type(one).__name__ for one in causes(error)]
     return not any(name in _NOT_SENT for name in names) and any(part in name for name in names for part in _LOST)

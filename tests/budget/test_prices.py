@@ -59,7 +59,7 @@ def test_every_row_of_the_package_has_source_and_date_and_sane_prices():
         ("claude-sonnet-4-5", Usage(input_tokens=200_000, calls=1), "", "0.6"),
         ("claude-sonnet-4-5", Usage(input_tokens=200_001, output_tokens=1000, calls=1), "", "1.222506"),
         ("claude-sonnet-4-5", Usage(input_tokens=200_001, cached_tokens=200_001, calls=1), "batch", "0.0600003"),
-        ("deepseek-chat", Usage(input_tokens=1_000_000, cached_tokens=1_000_000, calls=1), "", "0.028"),
+        ("gemini-2.5-flash", Usage(input_tokens=1_000_000, cached_tokens=1_000_000, calls=1), "", "0.03"),
         ("gpt-4.1", Usage(input_tokens=1, calls=1), "", "0.000002"),
         ("gpt-4.1", Usage(), "", "0"),
     ],
@@ -245,7 +245,8 @@ tokens = st.integers(0, 10**6)
 
 
 @given(
-    st.tuples(tokens, tokens, tokens, tokens, tokens), st.sampled_from(["gpt-4.1", "claude-haiku-4-5", "deepseek-chat"])
+    st.tuples(tokens, tokens, tokens, tokens, tokens),
+    st.sampled_from(["gpt-4.1", "claude-haiku-4-5", "gemini-2.5-flash"]),
 )
 def test_costs_of_calls_add_up_exactly(parts, model):
     """Where no threshold is passed the cost of a sum is the sum of the costs, to the last digit."""

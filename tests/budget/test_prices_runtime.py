@@ -12,7 +12,8 @@ from agentkv import AgentKV, Message, Request, ScriptedEngine
 from agentkv.core.residency import Residency
 from agentkv.core.task import Caller
 from agentkv.core.usage import Usage
-from agentkv.errors import ConfigError, GenerationCancelled
+from agentkv.engine.remote import RemoteEngine
+from agentkv.errors import ConfigError, GenerationCancelled, RemoteError
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "engine"))
 from usage_server import Reply, Server, chunk
@@ -82,3 +83,16 @@ def test_call_that_is_given_up_is_billed_for_what_came(monkeypatch):
     assert Usage(input_tokens=1000, output_tokens=3, calls=1) == given_up.usage
     assert Decimal("0.002024") == given_up.cost_usd
     assert not given_up.estimated
+
+
+def test_server_that_is_not_reached_costs_nothing():
+    """Both tries are facts, neither has tokens."""
+    engine = RemoteEngine(base_url="http://127.0.0.1:9/v1", model="gpt-4.1", api_key="none", max_retries=1)
+    with AgentKV.with_engine(engine, context=None) as kv:
+        with pytest.raises(RemoteError):
+            kv.submit(ASK).result(10)
+        calls = kv.report("unattributed").calls
+    assert [("failed", "ConnectError", Usage()), ("failed", "RemoteError", Usage())] == [
+        (call.status, call.error, call.usage) for call in calls
+    ]
+    assert [0, 0] == [call.cost_usd for call in calls]

@@ -175,6 +175,29 @@ def abandoned(kv: AgentKV, url: str) -> None:
         answer.close()
 
 
+def unreachable(kv: AgentKV, _url: str) -> None:
+    """Nobody listens there."""
+    invoked()(kv, "http://127.0.0.1:9/v1")
+
+
+def cancelled(kv: AgentKV, url: str) -> None:
+    """A coroutine that is cancelled while the answer comes."""
+
+    async def read(began: asyncio.Event) -> None:
+        async for _ in chat(kv, url).astream("What is the answer?"):
+            began.set()
+
+    async def run() -> None:
+        began = asyncio.Event()
+        reader = asyncio.create_task(read(began))
+        await began.wait()
+        reader.cancel()
+        await asyncio.wait([reader])
+
+    with kv.task("t", final=False):
+        asyncio.run(run())
+
+
 def in_graph(kv: AgentKV, url: str, *, fails: int = 0, mode: str = "values", **options: Any) -> None:
     """A node that calls the model, and may fail after the answer, in a graph with a retry policy."""
     from langgraph.graph import START, MessagesState, StateGraph
@@ -323,6 +346,10 @@ CHAT = [
     ("streamed, broken off with usage", streaming(stream_usage=True), [Reply(chunks=growing(1, 500, 9_000), cut=3)], [Line(usage=used(cached=60_000, said=9_000), usd="0.182", status="failed")]),
     ("streamed, broken off without", streaming(), [Reply(chunks=TEXT, cut=2, wrote="one two")], [Line(counted=True, estimated=True, status="failed")]),
     ("streamed, given up by the reader", abandoned, [Reply(chunks=TEXT, wrote="one two")], [Line(counted=True, estimated=True, status="aborted")]),
+    ("streamed, cancelled", cancelled, [Reply(chunks=(chunk("one two"),), hold=True, wrote="one two")], [Line(counted=True, estimated=True, status="aborted")]),
+    ("lost before the answer", invoked(), [Reply(status=0, wrote="")], [Line(counted=True, estimated=True, status="failed")]),
+    ("refused", invoked(), [Reply(status=401)], [_REFUSED]),
+    ("never reached", unreachable, [], [_REFUSED]),
     ("stream_mode=messages in a graph", lambda kv, url: in_graph(kv, url, mode="messages"), [Reply(chunks=TEXT, wrote="one two")], [Line(counted=True, estimated=True)]),
     ("a node that fails twice after the answer", lambda kv, url: in_graph(kv, url, fails=2), [Reply(body=whole(usage=CACHED))] * 3, [_CACHED] * 3),
     ("a fallback after a refusal", fallen_back(), [Reply(status=500), Reply(body=whole(usage=PLAIN, model="other"))], [_REFUSED, Line(usage=used(), usd="0.11")]),

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 from agentkv_langgraph import AgentKVCallback
+from langchain_core.language_models import FakeListLLM
 from langchain_core.messages import AIMessage, AIMessageChunk, HumanMessage
 from langchain_core.outputs import ChatGeneration, ChatGenerationChunk, LLMResult
 from langchain_core.runnables import RunnableConfig
@@ -159,3 +160,12 @@ def test_answer_without_model_name_goes_by_the_name_that_was_asked_for(kv) -> No
     first, second = kv.report("t").calls
     assert ("gpt-4.1", "unknown") == (first.model, second.model)
     assert (Decimal("0.00003"), None) == (first.cost_usd, second.cost_usd)
+
+
+def test_models_that_write_text_are_billed_too(kv) -> None:
+    """LangChain's older interface has no messages, and often no usage: it is counted."""
+    llm = FakeListLLM(responses=["three little words"])
+    with kv.task("t", final=False):
+        llm.invoke("What is the answer?", {"callbacks": [AgentKVCallback(kv)]})
+    (call,) = kv.report("t").calls
+    assert (5, 3, True) == (call.usage.input_tokens, call.usage.output_tokens, call.estimated)
