@@ -225,7 +225,7 @@ def _dearest(bill: Bill, *, by_time: bool) -> tuple[Step, ...]:
 
 def _call_step(number: int, call: ModelCall) -> Step:
     usage = call.usage
-    cost = "" if call.cost_usd is None else f"{format_usd(call.cost_usd)}, "
+    cost = f"{format_usd(call.cost_usd)}, " if call.cost_usd else ""
     return Step(
         number=number,
         kind="model call",
@@ -258,9 +258,13 @@ def _text(walls: Sequence[Wall], first: Wall | None, steps: Sequence[Step]) -> s
         others = [wall for wall in walls[1:] if wall.height >= 1]
         if others:
             told += " Then: " + "; ".join(f"{wall.name} ({_percent(wall.share)})" for wall in others) + "."
-    dearest = "; ".join(f"{step.kind} {step.number} ({step.name}): {step.figures}" for step in steps)
+    dearest = "; ".join(f"{_called(step)}: {step.figures}" for step in steps)
     told += f" Dearest: {dearest}." if steps else ""
     return told + (f" What to do: {first.advice}." if first is not None else "")
+
+
+def _called(step: Step) -> str:
+    return f"{step.kind} {step.number}" + (f" ({step.name})" if step.name != "-" else "")
 
 
 def _percent(share: float) -> str:

@@ -247,3 +247,25 @@ def test_ten_thousand_facts_are_read_in_one_pass_each():
 
     small = min(seconds(250) for _ in range(3))
     assert seconds(2500) < 40 * small
+
+
+def test_an_aborted_stream_is_a_line_of_its_own_with_what_it_really_used():
+    """Prompt and what was generated until then; its output was not visible."""
+    one = bill(call(100, output=7, status="aborted", estimated=True), call(100, output=5))
+    assert (212, 5) == (one.usage.total_tokens, one.visible_tokens)
+    assert "1 aborted; 107 tokens came to nothing" in str(one)
+    assert any("aborted, est." in line for line in str(one).splitlines())
+
+
+def test_a_call_without_a_model_name_is_billed():
+    """Under a name that says so."""
+    one = bill(call(100))
+    assert 105 == one.usage.total_tokens
+    assert ">unknown<" in one.to_html()
+
+
+def test_a_cache_answer_beside_a_real_call_is_told_apart():
+    """The second of two equal calls cost nothing and says so."""
+    one = bill(call(100, cost_usd=Decimal("0.2")), call(100, cost_usd=Decimal(0), served_locally=True))
+    assert (Decimal("0.2"), 1) == (one.cost_usd, one.to_json()["served_locally"])
+    assert "1 served locally" in str(one)
