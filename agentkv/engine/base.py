@@ -169,6 +169,7 @@ class Stream:
         self._end_callbacks: list[Callable[[Generation | None, BaseException | None], None]] = []
         self.partial: list[int] = []
         """Token ids produced so far: what a cancelled call really generated."""
+        self.device_s = 0.0  # busy device seconds of this call so far, where the engine measures them
         self._texts_without_ids = 0
         self.attempts: tuple[Attempt, ...] = ()
         """Tries that failed before the one whose answer this is; complete when the stream has ended."""

@@ -40,6 +40,7 @@ def deferred(ready: Callable[[], Request], send: Callable[[Request], Stream], na
                 stream.cancel()
             for chunk in stream:
                 outer.push(chunk)
+            outer.device_s = stream.device_s
             outer.finish(stream.result())
         except BaseException as error:  # it belongs to whoever waits for the answer
             outer.fail(error)

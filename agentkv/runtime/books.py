@@ -188,6 +188,7 @@ class Books:
                 estimated=len(stream.partial) != stream.partial_tokens if told is None else told.estimated,
                 service_tier="" if told is None else told.service_tier,
                 cached_by={} if told is None else dict(told.cached_by),
+                device_s=stream.device_s,
                 error="" if error is None else type(error).__name__,
             )
             for attempt in stream.attempts:  # of the same call, before the one that is the fact above
@@ -200,6 +201,7 @@ class Books:
                         estimated=attempt.spent.estimated,
                         service_tier=attempt.spent.service_tier,
                         cached_by={},
+                        device_s=0.0,
                         error=attempt.error,
                     ),
                     self_hosted=self._self_hosted,

@@ -135,7 +135,8 @@ def turn_fields(generation: Generation) -> dict[str, Any]:
             "input_tokens": usage.input_tokens,
             "output_tokens": usage.output_tokens,
             "total_tokens": usage.total_tokens,
-            "input_token_details": {"cache_read": usage.cached_tokens},
+            "input_token_details": {"cache_read": usage.cached_tokens, "cache_creation": usage.cache_write_tokens},
+            "output_token_details": {"reasoning": usage.reasoning_tokens},
         },
         "response_metadata": {
             "model_name": generation.model,

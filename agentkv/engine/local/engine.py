@@ -31,6 +31,7 @@ from agentkv.engine.local.runner import Runner
 from agentkv.engine.local.sampler import choose
 from agentkv.engine.local.sequence import Sequence
 from agentkv.engine.local.sessions import Sessions
+from agentkv.engine.local.timing import book_step
 from agentkv.errors import Closed, ConfigError, ModelError
 from agentkv.kv.family import Family
 from agentkv.kv.geometry import BLOCK_TOKENS
@@ -319,23 +320,10 @@ class LocalEngine:
                 self._add(sequence, token, now_s)
 
     def _account(self, turns: list[Turn], now_s: float) -> None:
-        prefill = 0
-        for turn in turns:
-            clock, span, known = turn.sequence.clock, turn.span, turn.sequence.known_tokens
-            if span.start >= turn.sequence.prompt_tokens:
-                clock.spend("decode_s", now_s)
-                continue
-            prefill += len(span.token_ids)
-            again = max(0, min(span.end, known) - span.start)
-            turn.sequence.again_tokens += again
-            clock.spend("prefill_s", now_s, share=1 - again / len(span.token_ids))
+        prefill = book_step(turns, self._batch.running, began_s=self._step_began_s, now_s=now_s)
         self._counts["prefill_tokens"] += prefill
         self._meter.step([turn.span for turn in turns], prefill, now_s - self._step_began_s)
         self.tiers.prefill_tokens_s = self._meter.tokens_s or self.tiers.prefill_tokens_s
-        computing = {id(turn.sequence) for turn in turns}
-        for sequence in self._batch.running:
-            if id(sequence) not in computing:
-                sequence.clock.spend("queued_s", now_s)
 
     def _add(self, sequence: Sequence, token: int, now_s: float) -> None:
         answer, clock = sequence.answer, sequence.clock
@@ -370,6 +358,7 @@ class LocalEngine:
     def _settle(self, sequence: Sequence) -> None:
         """What the call computed belongs to its session now; its blocks are unpinned."""
         session, answer = sequence.session, sequence.answer
+        sequence.stream.device_s = sequence.clock.device_s
         if sequence.computed:
             answer.flush()
             tokeniser = self._intake.tokeniser

@@ -33,6 +33,8 @@ class Clockwork:
     recompute_s: float = 0.0
     prefill_s: float = 0.0
     decode_s: float = 0.0
+    device_s: float = 0.0
+    """This call's share of the steps that it took part in; the other parts are wall time."""
     first_s: float | None = None
     last_s: float = 0.0
 

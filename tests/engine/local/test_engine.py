@@ -503,3 +503,15 @@ def test_the_prefill_rate_reaches_the_tiers(start, ask):
     before = engine.tiers.prefill_tokens_s
     engine.submit(ask(_prompt(0, 600), 2)).result(60)
     assert engine.stats()["prefill_tokens_s"] == engine.tiers.prefill_tokens_s != before
+
+
+def test_device_time_is_shared_out_among_the_calls_of_a_step(start, ask):
+    """Together the calls have no more device time than the clock on the wall; the longer prompt has the larger share."""
+    engine = start(blocks=64)
+    began_s = time.monotonic()
+    long, short = engine.submit(ask("a" * 400, 4)), engine.submit(ask("b" * 40, 4))
+    long.result(30)
+    short.result(30)
+    took_s = time.monotonic() - began_s
+    assert 0 < short.device_s < long.device_s
+    assert short.device_s + long.device_s <= took_s
