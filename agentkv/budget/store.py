@@ -134,8 +134,9 @@ class Store:
                 return
             self._pending.append(fact)
             if self._thread is None:
-                self._thread = threading.Thread(target=self._run, name="agentkv-ledger", daemon=True)
-                self._thread.start()
+                thread = threading.Thread(target=self._run, name="agentkv-ledger", daemon=True)
+                thread.start()  # raises while the interpreter ends; then `close` saves
+                self._thread = thread
                 atexit.register(self.close)  # a program that forgets to close, or crashes, keeps its bill
             elif not waiting:
                 self._state.notify_all()
@@ -189,7 +190,9 @@ class Store:
             self._state.notify_all()
             thread = self._thread
         atexit.unregister(self.close)
-        if thread is not None and thread is not threading.current_thread():
+        if thread is None:
+            self._save_all()
+        elif thread is not threading.current_thread():
             thread.join(timeout_s)
         if self.unsaved:
             get_logger().warning("ledger_unsaved", facts=self.unsaved, database=self.database.name)

@@ -8,6 +8,7 @@ import sqlite3
 import stat
 import subprocess
 import sys
+import tempfile
 import threading
 from pathlib import Path
 
@@ -25,7 +26,7 @@ from agentkv.budget.database import ALL_RUNS, Database, Row
 from agentkv.budget.ledger import Ledger, ModelCall, MoveFact, TaskFact
 from agentkv.budget.prune import prune
 from agentkv.budget.schema import name_of, text_of
-from agentkv.budget.store import Store
+from agentkv.budget.store import Store, default_path
 from agentkv.core.usage import Usage
 from agentkv.errors import ExtraMissing, LedgerError
 
@@ -136,6 +137,52 @@ def test_a_task_that_speaks_while_it_is_pruned_stays(store, monkeypatch):
     gone = prune(store.database, older_than_s=60)
     assert (0, 0) == (gone.tasks, gone.facts)
     assert [0, 1] == numbers(store)
+
+
+def test_a_program_may_forget_old_tasks_by_itself_and_keeps_their_bills(url, monkeypatch):
+    """Once a day, in the thread that writes; a failure costs a counter."""
+    old = Store(url)
+    old.put(call("old"))
+    old.close()
+    database = Database(url, create=False)
+    with database.engine.begin() as connection:
+        connection.execute(sa.text("UPDATE agentkv_task SET saved_ms = saved_ms - 7200000"))
+    database.close()
+    pruned, before = threading.Event(), log.counters["ledger_prune_failed"]
+
+    def prune_and_tell(*args, **more):
+        prune(*args, **more)
+        pruned.set()
+        raise OSError("afterwards")
+
+    monkeypatch.setattr("agentkv.budget.prune.prune", prune_and_tell)
+    store = Store(url, interval_s=0.01, keep_s=3600)
+    store.put(call("young"))
+    assert pruned.wait(10)
+    store.put(call("young", 1))
+    assert store.flush(10)
+    assert ([], [0, 1]) == (store.load("old"), numbers(store, "young"))
+    assert 11 == store.kept_bill("old")["total_tokens"]
+    store.close()
+    assert before + 1 == log.counters["ledger_prune_failed"]
+
+
+def test_facts_are_saved_where_no_thread_can_be_started(url, monkeypatch):
+    """While an interpreter ends, for instance: closing saves them."""
+
+    def refuse(thread):
+        raise RuntimeError("can't create new thread at interpreter shutdown")
+
+    store = Store(url)
+    ledger = Ledger(store)
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    ledger.append(call(i=1))
+    ledger.append(call(i=2))
+    ledger.close()
+    assert 0 == ledger.unsaved
+    reader = Store(url, create=False)
+    assert [1, 2] == numbers(reader)
+    reader.close()
 
 
 # -- exactly once
@@ -533,7 +580,16 @@ from agentkv.budget.ledger import ModelCall
 from agentkv.budget.store import Store, open_ledger, read_ledger
 from agentkv.errors import LedgerError
 store_module.MAX_RETRY_S = 0.1
+warm = Store(f"sqlite:///{os.environ['AGENTKV_DATA']}/warm.sqlite", interval_s=0.01)  # whatever it imports, it imports
+warm.put(ModelCall(task="t", node=object()))  # also the log's
+warm.put(ModelCall(task="t"))
+assert warm.flush(20) and warm.load("t")
+warm.close()
 folder, file = Path(os.environ["AGENTKV_DATA"]), Path(os.environ["AGENTKV_DATA"], "ledger.sqlite")
+if os.getuid() == 0:  # root may write everywhere: from here on somebody else
+    for path in (folder, file):
+        os.chown(path, 65534, 65534)
+    os.setgroups([]), os.setgid(65534), os.setuid(65534)
 running = Store(f"sqlite:///{file}", interval_s=0.01)
 file.chmod(0o400), folder.chmod(0o500)
 running.put(ModelCall(task="t", at_ms=6))
@@ -552,23 +608,19 @@ print([fact.at_ms for fact in read_ledger(None).load("t")])
 """
 
 
-def test_a_folder_that_may_only_be_read_is_read_and_breaks_no_agent(tmp_path):
+def test_a_folder_that_may_only_be_read_is_read_and_breaks_no_agent(monkeypatch):
     """Reports work, a running program keeps its facts until it may write, a new one has memory, or an error."""
-    folder = tmp_path / "agentkv-data"
-    store = Store(f"sqlite:///{folder / 'ledger.sqlite'}")
-    store.put(call(i=5))
-    store.close()
-    command = [sys.executable, "-c", READ_ONLY]
-    if os.getuid() == 0:  # root may write everywhere
-        command = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups", *command]
-        for path in (folder, folder / "ledger.sqlite"):
-            os.chown(path, 65534, 65534)
-        for parent in folder.parents:
-            if parent.stat().st_uid == 0 and parent != Path("/"):
-                parent.chmod(parent.stat().st_mode | 0o755)
-    result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
+    with tempfile.TemporaryDirectory(prefix="agentkv-ro-") as outer:  # pytest's own are closed to everybody else
+        Path(outer).chmod(0o755)
+        monkeypatch.setenv("AGENTKV_DATA", f"{outer}/data")
+        store = Store(f"sqlite:///{default_path()}")
+        store.put(call(i=5))
+        store.close()
+        command = [sys.executable, "-c", READ_ONLY]
+        result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
     assert ["False 1", "[5]", "None", "True", "True", "True", "[6]"] == result.stdout.splitlines(), result.stderr
-    assert {"ledger_not_saved", "ledger_default_unusable"} == set(re.findall(r"ledger_\w+", result.stderr))
+    told = {"ledger_fact_lost", "ledger_not_saved", "ledger_default_unusable"}
+    assert told == set(re.findall(r"ledger_\w+", result.stderr))
 
 
 # -- ten thousand tasks
