@@ -48,6 +48,7 @@ def test_chat_answers_in_openai_shape(door_of):
         "completion_tokens": 3,
         "total_tokens": 7,
         "prompt_tokens_details": {"cached_tokens": 0},
+        "completion_tokens_details": {"reasoning_tokens": 0},
     } == body["usage"]
     assert 3 == door.chat().json()["usage"]["prompt_tokens_details"]["cached_tokens"]
 
