@@ -76,6 +76,15 @@ def test_a_ledger_of_version_1_keeps_its_totals(old_url):
     assert one_call + two_calls + Usage(input_tokens=3, calls=3) == totals(old_url, "run-7", ALL_RUNS)[0]
 
 
+def test_the_age_of_old_tasks_is_that_of_their_last_fact(old_url):
+    """Version 1 did not say when it saved: a prune after the update must not take what is young."""
+    database = Database(old_url, create=True)
+    with database.engine.connect() as connection:
+        ages = connection.execute(sa.text("SELECT saved_ms FROM agentkv_task ORDER BY saved_ms")).scalars()
+        assert [1999, 2999, 5999] == list(ages)
+    database.close()
+
+
 def shape(url):
     """Tables, columns and indices of a database, as its own inspector tells them."""
     database = Database(url, create=True)
