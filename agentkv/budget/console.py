@@ -24,6 +24,7 @@ WIDTH = 80
 SHOWN = 12
 """Rows of a list that are shown; of a longer one the first and the last half of that."""
 _NAME_WIDTH = 12
+_VALUE_AT = 26
 _SMALL_PERCENT = 0.1  # what is there is not printed as 0.0
 
 
@@ -79,12 +80,18 @@ def _summary(bill: Bill) -> list[str]:
         rows.append(("stall in all", both))
     rows += _context(bill.shaping)
     rows.append(("retrievals, messages", f"{bill.shaping.retrievals}, {bill.agent_messages} between agents"))
-    lines = [f"  {name:<23}{value}" for name, value in rows]
+    lines = [line for name, value in rows for line in _row(name, value)]
     for name, share in bill.split.shares().items():
         lines.append(
-            f"  {CLASSES[name]:<23}{percent(share):>7} of the cost, {bill.split.parts[name].tokens:>12,} tokens"
+            f"  {CLASSES[name]:<24}{percent(share):>7} of the cost, {bill.split.parts[name].tokens:>12,} tokens"
         )
     return lines
+
+
+def _row(name: str, value: str) -> list[str]:
+    """A line, or more where the value is long."""
+    first, *more = textwrap.wrap(value, WIDTH - _VALUE_AT) or [""]
+    return [f"  {name:<{_VALUE_AT - 2}}{first}", *(" " * _VALUE_AT + line for line in more)]
 
 
 def _tiers(bill: Bill) -> str:

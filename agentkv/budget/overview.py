@@ -15,6 +15,7 @@ from agentkv.budget.facts import ModelCall
 from agentkv.budget.money import format_cost, format_usd
 from agentkv.budget.names import clean, shortened
 from agentkv.budget.outcomes import Outcomes, outcomes
+from agentkv.units import format_seconds
 
 VERSION = "agentkv.bills/1"
 _NAME = 28
@@ -34,6 +35,8 @@ class Line:
     cost_usd: Decimal | None
     unpriced_calls: int
     hit_rate: float | None
+    device_s: float
+    used_s: float
     wall: str
 
 
@@ -93,6 +96,8 @@ def _line(bill: Bill) -> Line:
         cost_usd=bill.cost_usd,
         unpriced_calls=bill.unpriced_calls,
         hit_rate=bill.hit_rate,
+        device_s=bill.work.device_s,
+        used_s=bill.work.used_s,
         wall=bill.diagnosis.wall,
     )
 
@@ -106,7 +111,9 @@ def render(seen: Overview) -> str:
     known = cost_usd if unpriced < calls or not calls else None
     many = f"{len(seen.lines):,} task{'' if len(seen.lines) == 1 else 's'}"
     head = f"{many}, {calls:,} model calls, {tokens:,} tokens, {format_cost(known, unpriced)}"
-    parts = [head, "", *_tasks(seen.lines, seen.zone)]
+    device_s, used_s = sum(line.device_s for line in seen.lines), sum(line.used_s for line in seen.lines)
+    busy = [f"{format_seconds(device_s)} of device time, {percent(used_s / device_s)} of it used"] if device_s else []
+    parts = [head, *busy, "", *_tasks(seen.lines, seen.zone)]
     if any(one.task_type or one.completed for one in seen.types):
         parts += ["", "What a completed task costs (failed and abandoned ones are charged to it)", *_types(seen.types)]
     if seen.days:
@@ -171,7 +178,7 @@ def _line_json(line: Line) -> dict[str, Any]:
         "task": line.task, "task_type": line.task_type, "started_ms": line.started_ms, "outcome": line.outcome,
         "model_calls": line.calls, "total_tokens": line.total_tokens,
         "cost_usd": None if line.cost_usd is None else f"{line.cost_usd:f}", "unpriced_calls": line.unpriced_calls,
-        "kv_hit_rate": line.hit_rate, "wall": line.wall,
+        "kv_hit_rate": line.hit_rate, "device_s": line.device_s, "used_s": line.used_s, "wall": line.wall,
     }  # fmt: skip
 
 

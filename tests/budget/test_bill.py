@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from agentkv.budget.bill import Bill
 from agentkv.budget.billjson import schema
-from agentkv.budget.ledger import ModelCall, MoveFact, TaskFact, ToolCallFact
+from agentkv.budget.ledger import ContextFact, ModelCall, MoveFact, TaskFact, ToolCallFact
 from agentkv.core.usage import Timing, Usage
 
 
@@ -191,3 +191,31 @@ def test_every_bill_is_what_its_schema_says(some):
     bill = Bill.from_facts("t", [*some, call(cost_usd=Decimal("0.00000001"))])
     jsonschema.Draft202012Validator(schema()).validate(json.loads(json.dumps(bill.to_json())))
     jsonschema.Draft202012Validator(schema()).validate(Bill.from_facts("t", []).to_json())
+
+
+def test_a_bill_of_an_ordinary_task_fits_80_columns():
+    """Long values go on in the next line."""
+    facts = [
+        call(status="failed", cached=10**5, node="a node of some length", cost_usd=Decimal("12.345")),
+        call(attempt=2, timing=Timing(restore_s=100, prefill_s=1, total_s=101), cost_usd=Decimal("0.00012")),
+        call(status="aborted"), call(served_locally=True), TaskFact(task="t"),
+        *[ContextFact(task="t", event="break", cause=f"cause {n}", before_tokens=10**6) for n in range(9)],
+        *[ContextFact(task="t", event="slim", before_tokens=10**7, after_tokens=10**6) for n in range(3)],
+        ContextFact(task="t", event="fold", before_tokens=10**7, after_tokens=10**6), ToolCallFact(task="t", tool="x" * 99),
+    ]  # fmt: skip
+    assert max(len(line) for line in str(Bill.from_facts("t", facts)).splitlines()) <= 80
+
+
+@pytest.mark.parametrize("broken", [float("nan"), float("inf"), -float("inf")])
+def test_a_duration_that_is_no_number_does_not_take_the_bill(broken):
+    """In every form; what else is known is told."""
+    facts = [
+        call(timing=Timing(total_s=broken, restore_s=broken), device_s=broken, at_ms=5),
+        ToolCallFact(task="t", tool="x", actual_s=broken, at_ms=9),
+        ToolCallFact(task="t", tool="y", actual_s=1.0, predicted_p50_s=broken, at_ms=9),
+        MoveFact(task="t", action="prefetch", to="device", seconds=broken, blocks=1, at_ms=7),
+    ]
+    bill = Bill.from_facts("t", facts)
+    json.dumps(bill.to_json(), allow_nan=False)
+    assert "nan" not in str(bill) + bill.to_html()
+    assert 15 == bill.usage.total_tokens

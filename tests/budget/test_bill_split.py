@@ -122,7 +122,7 @@ def test_unknown_prices_are_said_and_never_taken_for_zero():
     assert "$0.50 and 1 call without a price" in str(some)
     free = bill(call(cost_usd=Decimal(0), price="self-hosted"))
     assert (Decimal(0), 0) == (free.cost_usd, free.unpriced_calls)
-    assert "cost                   $0.00" in str(free)
+    assert "cost                    $0.00" in str(free)
 
 
 def test_tiny_costs_add_up_exactly_and_never_print_as_nothing():

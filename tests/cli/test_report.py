@@ -39,7 +39,7 @@ def run(*arguments, code=0):
 def test_one_task_as_text_as_json_and_as_a_page(tmp_path):
     """The same bill three times."""
     save(TaskFact(task="t", at_ms=NOON_MS), call("t"))
-    assert "cost                   $0.25" in run("t")
+    assert "cost                    $0.25" in run("t")
     assert "0.25" == json.loads(run("t", "--json"))["cost_usd"]
     run("t", "--html", str(tmp_path / "bill.html"), "--zone", "Asia/Shanghai")
     assert "2026-05-29 20:00:00 CST" in (tmp_path / "bill.html").read_text(encoding="utf-8")
