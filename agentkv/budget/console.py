@@ -153,7 +153,7 @@ def _model_calls(calls: Sequence[ModelCall]) -> list[str]:
 
 def _model_row(number: int, call: ModelCall, *, priced: bool) -> list[str]:
     notes = [] if call.status == "ok" else [call.status]
-    notes += ["served locally"] if call.served_locally else []
+    notes += ["no call"] if call.served_locally else []
     notes += ["est."] if call.estimated else []
     notes += [shortened(call.purpose, _NAME_WIDTH)] if call.purpose not in {"answer", call.node} else []
     notes += [shortened(call.loop, _NAME_WIDTH)] if call.loop else []
