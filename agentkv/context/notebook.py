@@ -82,7 +82,7 @@ class Notebook:
         return found if isinstance(found, Fold) else None
 
     def note(self, digest: bytes) -> str | None:
-        """The text noted at `digest`."""
+        """The text noted at `digest`; "" where it was taken away again."""
         found = self._get("note", digest)
         return found if isinstance(found, str) else None
 
@@ -112,7 +112,7 @@ class Notebook:
     def put_note(self, digest: bytes, text: str) -> None:
         """Note `text` at `digest`, in place of what was noted there before."""
         with self._lock:
-            if self.note(digest) != text:
+            if (self.note(digest) or "") != text:
                 self._put("note", digest, text, write=True)
 
     def refresh(self) -> None:

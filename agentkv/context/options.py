@@ -95,6 +95,10 @@ class Context:
             raise ConfigError(f'Context: fallback={self.fallback!r}; say "extract" or None')
         if isinstance(self.volatile, str):
             raise ConfigError(f"Context: volatile is a tuple of expressions; write volatile=({self.volatile!r},)")
+        if self.volatile:
+            from agentkv.context.volatile import Volatile  # 2 ms that `import agentkv` must not pay
+
+            Volatile(self.volatile)  # refuses an expression that does not compile
 
     def window(self, engine_tokens: int | None) -> int:
         """The window in tokens, given what the engine says of it."""

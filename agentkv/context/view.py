@@ -18,6 +18,7 @@ from agentkv.context.outputs import Outputs
 from agentkv.context.repair import Repair
 from agentkv.context.slim import Slimmed, Slimmer
 from agentkv.context.summary import Fold, Folder, Proposal
+from agentkv.context.volatile import values_in
 from agentkv.core.message import Message, ToolCall, ToolSpec
 
 _NOTABLE = ("user", "tool")
@@ -67,6 +68,7 @@ class View:
         self._plain: list[Message] = []  # repaired and slim, without notes: what digests are made of
         self._shown: list[Message] = []  # the same with notes
         self._digests: list[bytes] = []
+        self._notes: dict[int, str] = {}  # what was told, by the number of the message that it stands behind
         self._tokens: list[int] = []
         self._total_tokens = 0
         self._tools: tuple[ToolSpec, ...] = ()
@@ -101,7 +103,9 @@ class View:
             message, slim = self._slimmed(message, self._stages.slimmer)
         digest = chain(self._digests[-1] if self._digests else self._scope, message)
         note = self._stages.notebook.note(digest)
-        shown = message if note is None else _with_note(message, note)
+        shown = _with_note(message, note) if note else message
+        if note:
+            self._notes[len(self._plain)] = note
         tokens = self._stages.counter.message(shown)
         self._plain.append(message)
         self._shown.append(shown)
@@ -121,26 +125,48 @@ class View:
         return replace(message, content=done.text), slim
 
     def note(self, text: str) -> int:
-        """Put `text` behind the newest message, there to stay; its tokens, 0 where it cannot stand.
+        """Put `text` behind the newest message, there to stay; the tokens that this adds, 0 where it cannot stand.
 
         It becomes part of that message's content (a user's or a tool's), so that templates and strict servers that
-        want roles to alternate take it. A second note at the same message replaces the first.
+        want roles to alternate take it. A second note at the same message replaces the first; "" takes it away.
         """
-        if not text or not self._plain or self._plain[-1].role not in _NOTABLE or self._repair.pending():
+        newest = len(self._plain) - 1
+        if not self.takes_note or text == self._notes.get(newest, ""):
             return 0
-        shown = _with_note(self._plain[-1], text)
-        if shown == self._shown[-1]:
-            return 0
+        shown = _with_note(self._plain[-1], text) if text else self._plain[-1]
         self._stages.notebook.put_note(self._digests[-1], text)
+        self._notes[newest] = text
         before, now = self._tokens[-1], self._stages.counter.message(shown)
         self._shown[-1], self._tokens[-1] = shown, now
         self._total_tokens += now - before
         return max(0, now - before)
 
     @property
-    def noted(self) -> bool:
-        """True if something was told behind the newest message before."""
-        return bool(self._digests) and self._stages.notebook.note(self._digests[-1]) is not None
+    def takes_note(self) -> bool:
+        """True if something can be told behind the newest message."""
+        return bool(self._plain) and self._plain[-1].role in _NOTABLE and not self._repair.pending()
+
+    @property
+    def noted(self) -> str:
+        """What was told behind the newest message before, the changing values in it left out."""
+        note = self._notes.get(len(self._plain) - 1, "")
+        return note.removesuffix(values_in(note)).rstrip("\n")
+
+    @property
+    def values_before(self) -> str:
+        """The changing values that were told last behind any message but the newest, of those that are not folded."""
+        fold, newest = self.fold, len(self._plain) - 1
+        seen = (at for at in sorted(self._notes, reverse=True) if fold is None or at >= fold.k or at in fold.pinned)
+        return next(filter(None, (values_in(self._notes[at]) for at in seen if at != newest)), "")
+
+    def says(self, text: str) -> bool:
+        """True if `text` is part of what was told somewhere in this conversation."""
+        return any(text in note for note in self._notes.values())
+
+    def forget_notes(self) -> None:
+        """What was told is not to be found again by who happens to say the same."""
+        for at in self._notes:
+            self._stages.notebook.put_note(self._digests[at], "")
 
     def refold(self) -> None:
         """Look for a fold that was made since, of any part of this conversation."""

@@ -100,6 +100,15 @@ def steady(messages: Sequence[Message], patterns: Iterable[str]) -> tuple[tuple[
     return (*(message for message, _ in fed), *messages[rest:]), told
 
 
+_TOLD = re.compile(rf"(?m)^\[(?:{'|'.join(NAMED)}|value) [1-9]\d*\] ")
+
+
+def values_in(note: str) -> str:
+    """The part of a note that tells of changing values, which is its end; "" where it tells of none."""
+    found = _TOLD.search(note)
+    return "" if found is None else note[found.start() :]
+
+
 _VALUES = {
     "clock": NAMED["clock"],
     "uuid": NAMED["uuid"],

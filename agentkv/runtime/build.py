@@ -136,6 +136,12 @@ def stages_for(engine: Engine, options: Context | None, *, in_memory: bool) -> S
     """The stages that every prompt passes; None where prompts are left alone. `in_memory`: no files are written."""
     if options is None:
         return None
+    from agentkv.context.options import Context
+
+    if not isinstance(options, Context):
+        raise ConfigError(
+            f"context={options!r}: say context=Context(...), or context=None to leave prompts as they are"
+        )
     from agentkv.context.counter import Counter
     from agentkv.context.notebook import Notebook
     from agentkv.context.slim import Slimmer

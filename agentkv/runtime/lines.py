@@ -6,6 +6,7 @@ again is read from its beginning, and gives the same prompt.
 
 from __future__ import annotations
 
+import secrets
 import threading
 from collections import OrderedDict
 from dataclasses import dataclass, field
@@ -13,6 +14,7 @@ from dataclasses import dataclass, field
 from agentkv.context.notebook import Fold
 from agentkv.context.view import Stages, View
 from agentkv.core.message import Message
+from agentkv.core.task import UNATTRIBUTED
 from agentkv.runtime.identity import segment_of
 
 MAX_KEYS = 1024
@@ -30,14 +32,16 @@ class Line:
 
     view: View
     lock: threading.Lock = field(default_factory=threading.Lock)
-    tail: str = ""
-    """The changing values that were told last."""
-    lasting: tuple[int, str] = (0, "")
-    """What was told behind the message with this number, besides changing values: memories, an earlier segment."""
+    begun: bool = False
+    """What earlier segments left was told, or there was nothing to tell."""
     waits_seen: bool = False
     """A tool of this branch told when it ran, so a fold may be put into such a wait."""
     postponed: bool = False
     """A fold that pays was left for the next wait."""
+    failed_folds: int = 0
+    """Folds that failed since the last one that did not."""
+    calls_to_retry: int = 0
+    """So many calls go as they are before a fold is tried again."""
     folding: threading.Thread | None = None
     sent_fold: Fold | None = None
     """The fold that held in the last prompt."""
@@ -50,6 +54,7 @@ class Lines:
 
     def __init__(self, stages: Stages) -> None:
         self._stages = stages
+        self._nobody = f"|{secrets.token_hex(8)}"  # callers of whom nothing is known share nothing beyond this runtime
         self._lock = threading.Lock()
         self._by_key: OrderedDict[Key, list[Line]] = OrderedDict()
 
@@ -65,7 +70,8 @@ class Lines:
                 best = max(fitting, key=lambda line: len(line.view.raw))
                 lines.remove(best)
             else:
-                scope = f"{key[0]}|{segment_of(key[1]) or ''}"
+                nobody = self._nobody if key[0] == UNATTRIBUTED else ""
+                scope = f"{key[0]}|{segment_of(key[1]) or ''}{nobody}"
                 best = Line(view=View(self._stages, scope=scope), waits_seen=any(line.waits_seen for line in lines))
             lines.append(best)  # the one used last stands last
             del lines[:-PER_KEY]

@@ -7,6 +7,8 @@ the messages go as they are.
 
 from __future__ import annotations
 
+import queue
+import sys
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Generator, Iterator
@@ -32,6 +34,10 @@ FOLD_BRANCH = "~fold"
 """What a summary call's branch ends in: it must not become the session that a tool waits for."""
 FIRST_FOLD_S = 10.0
 """How long a fold is taken to last until one has been made."""
+MAX_CALLS_TO_RETRY = 31
+"""A summariser that keeps failing is asked again after 0, 1, 3, 7, ... calls, as its failures cost as much as answers."""
+MAX_LOOP_CHARS = 8_000
+"""More new text than this is not taken in on the thread of an event loop: slimming 100 kB takes a tenth of a second."""
 RECALLED = 8
 MAX_ANSWERS = 1024
 GOAL_CHARS = 600
@@ -77,6 +83,8 @@ class Shaper:
         messages, tail = request.messages or (), ""
         if self._context.volatile:
             messages, tail = steady(messages, self._context.volatile)
+        if _on_event_loop() and self._is_much(request, messages):
+            return Turn(request=None, ready=lambda: self._here(request))
         with self._open(request, messages) as line:
             proposal = self._due(line)
             recalls = self._context.memory is not None and messages[-1].role == "user" and not line.view.noted
@@ -84,6 +92,16 @@ class Shaper:
                 shown = self._shown(line, request, tail)
                 return Turn(request=shown, ready=lambda: shown)
         return Turn(request=None, ready=lambda: self._ready(request, messages, tail, proposal))
+
+    def _is_much(self, request: Request, messages: tuple[Message, ...]) -> bool:
+        """True if taking in what is new would hold up an event loop."""
+        known = len(self._lines.of((request.caller.task, request.caller.branch), messages).view.raw)
+        return sum(len(message.content) for message in messages[known:]) > MAX_LOOP_CHARS
+
+    def _here(self, request: Request) -> Request:
+        """What `request` becomes, made on this thread."""
+        turn = self.turn(request)
+        return turn.request or turn.ready()
 
     @contextmanager
     def _open(self, request: Request, messages: tuple[Message, ...]) -> Iterator[Line]:
@@ -104,15 +122,14 @@ class Shaper:
 
     def _shown(self, line: Line, request: Request, tail: str, recalled: str = "") -> Request:
         """The request as it is sent; the line is locked."""
-        fresh = tail if tail != line.tail else ""
-        line.tail = tail
-        carried = self._carry.text(request.caller) if line.view.sent is None else ""
-        lasting = "\n\n".join(text for text in (carried, recalled) if text)
-        if lasting:
-            line.lasting = (len(line.view.raw), lasting)
-        elif line.lasting[0] == len(line.view.raw):  # the same call again: what was told once stays
-            lasting = line.lasting[1]
-        line.view.note("\n\n".join(text for text in (lasting, fresh) if text))
+        view = line.view
+        carried = "" if line.begun else self._carry.text(request.caller)
+        if carried and view.says(carried):  # in another life of this conversation
+            carried = ""
+        line.begun = line.begun or not carried or view.takes_note
+        lasting = "\n\n".join(text for text in (carried, recalled) if text) or view.noted
+        fresh = tail if tail != view.values_before else ""
+        view.note("\n\n".join(text for text in (lasting, fresh) if text))
         before = line.sent_fold
         messages = line.view.prompt()
         line.sent_fold = line.view.fold
@@ -169,6 +186,9 @@ class Shaper:
             return proposal
         if line.folding is not None:
             return None  # it is being made; this call goes as it is
+        if line.calls_to_retry:
+            line.calls_to_retry -= 1
+            return None
         if line.waits_seen and not line.postponed:
             line.postponed = True
             return None
@@ -219,12 +239,14 @@ class Shaper:
                 fold = self._driven(flow, request, background=background)
         except Exception as error:
             log.failed("summary_failed", error=repr(error))
-            return
-        finally:
-            line.postponed = False
+            fold = None
+        line.postponed = False
         if fold is None:
+            line.calls_to_retry = min(MAX_CALLS_TO_RETRY, 2**line.failed_folds - 1)
+            line.failed_folds += 1
             self._books.context_event(request.caller.task, "fold_failed", cause=proposal.reason)
             return
+        line.failed_folds = 0
         if background:
             line.made = fold
         took_s = self._clock.now_s() - started_s
@@ -258,7 +280,7 @@ class Shaper:
         summarise = self._context.summarise
         try:
             if callable(summarise):
-                return summarise(prompt)
+                return _within(self._context.summary_timeout_s, summarise, prompt)
             caller = replace(request.caller, node="summary", branch=request.caller.branch + FOLD_BRANCH)
             answer = self._ask(
                 Request(
@@ -323,5 +345,33 @@ class Shaper:
             self._remember(task)
         except Exception as error:
             log.failed("memory_failed", error=repr(error))
+        for _, line in self._lines.all_of(task):
+            with line.lock:
+                line.view.forget_notes()
         self._lines.forget(task)
         self._carry.forget(task)
+
+
+def _on_event_loop() -> bool:
+    asyncio = sys.modules.get("asyncio")  # 30 ms that `import agentkv` must not pay
+    return asyncio is not None and asyncio._get_running_loop() is not None
+
+
+def _within(seconds: float, summarise: Callable[[tuple[Message, ...]], str], prompt: tuple[Message, ...]) -> str:
+    """What `summarise` answers within so many seconds; its error, or TimeoutError, is raised."""
+    answers: queue.SimpleQueue[str | BaseException] = queue.SimpleQueue()
+
+    def run() -> None:
+        try:
+            answers.put(summarise(prompt))
+        except BaseException as error:  # it belongs to whoever waits
+            answers.put(error)
+
+    threading.Thread(target=run, name=threading.current_thread().name, daemon=True).start()
+    try:
+        answer = answers.get(timeout=seconds)
+    except queue.Empty:
+        raise TimeoutError(f"no summary within {seconds} s") from None
+    if isinstance(answer, BaseException):
+        raise answer
+    return answer

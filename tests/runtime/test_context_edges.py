@@ -1,0 +1,208 @@
+"""What the context must not do: tell others what was told to one, lose or keep a changed value, ask or block for ever."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import time
+from pathlib import Path
+
+import pytest
+
+from agentkv import AgentKV, Context, Message, Request, ScriptedEngine, ToolCall
+from agentkv.context.memory import Memory
+from agentkv.errors import ConfigError
+
+GOAL = Message(role="user", content="Find out why tests/test_app.py fails and mend src/app.py.")
+QUESTION = Message(role="user", content="On which port does the staging database blue-heron listen?")
+FACT = "The staging database of the app is called blue-heron and listens on port 6543."
+SUMMARY = "Goal: mend src/app.py\nDecisions:\n- keep the cache of 300 s\nOpen items:\n- run the tests"
+DAY = r"Day \d+"
+
+
+def day(number: int) -> Message:
+    """A system message with a changing value."""
+    return Message(role="system", content=f"Be careful. Day {number}.")
+
+
+def turn(number: int) -> list[Message]:
+    """An assistant's call and a result that no rule makes shorter."""
+    call = ToolCall(id=f"c{number}", name="look", arguments="{}")
+    text = "\n".join(f"def {chr(97 + number % 26)}{chr(97 + i % 26)}{i * 7 + number}(): return {i}" for i in range(30))
+    return [
+        Message(role="assistant", content=f"I look at file {number}.", tool_calls=(call,)),
+        Message(role="tool", content=text, tool_call_id=call.id),
+    ]
+
+
+def turns(count: int) -> list[Message]:
+    """So many of them."""
+    return list(itertools.chain.from_iterable(map(turn, range(count))))
+
+
+def ask(kv: AgentKV, messages: list[Message]) -> list[Message]:
+    """Send, and return what reached the engine."""
+    kv.submit(Request(messages=tuple(messages))).result(30)
+    return list(kv.engine.requests[-1].messages)
+
+
+@pytest.fixture
+def make_kv():
+    """AgentKVs over a scripted engine, closed at the end."""
+    made: list[AgentKV] = []
+
+    def make(context: Context | None = None, answers=None, **options) -> AgentKV:
+        engine = ScriptedEngine(itertools.repeat("ok") if answers is None else answers)
+        made.append(AgentKV.with_engine(engine, context=context or Context(), **options))
+        return made[-1]
+
+    yield make
+    for kv in made:
+        kv.close()
+
+
+@pytest.fixture
+def memory():
+    """One that knows one fact."""
+    with Memory() as memory:
+        memory.remember(FACT, source="ops")
+        memory.flush()
+        yield memory
+
+
+def folding(**options) -> Context:
+    """Folds early, by a function."""
+    return Context(**{"soft_mark": 1200, "keep_last": 2, "summarise": lambda _messages: SUMMARY, **options})
+
+
+def test_callers_of_whom_nothing_is_known_are_not_told_what_another_runtime_recalled(
+    make_kv, memory, tmp_path: Path
+) -> None:
+    """One folder, the same words, another tenant: a memory stays with the runtime that has it."""
+    assert "6543" in ask(make_kv(Context(memory=memory, folder=tmp_path)), [QUESTION])[-1].content
+    assert [QUESTION] == ask(make_kv(Context(folder=tmp_path)), [QUESTION])
+
+
+def test_a_finished_task_leaves_no_notes_to_another_of_its_name(make_kv, memory, tmp_path: Path) -> None:
+    """What was forgotten in between is not told, in this process or in the next."""
+    kv = make_kv(Context(memory=memory, folder=tmp_path, remember_tasks=False))
+    with kv.task("t"):
+        assert "6543" in ask(kv, [QUESTION])[-1].content
+    assert 1 == memory.forget(source="ops")
+    with kv.task("t"):
+        assert [QUESTION] == ask(kv, [QUESTION])
+    with (again := make_kv(Context(folder=tmp_path))).task("t"):
+        assert [QUESTION] == ask(again, [QUESTION])
+
+
+@pytest.mark.parametrize("first", [[], [GOAL, Message(role="assistant", content="I think")]], ids=["system", "answer"])
+def test_a_changing_value_that_cannot_be_told_now_is_told_with_the_next_call(make_kv, first) -> None:
+    """A prompt of a system message alone has no place for it."""
+    kv = make_kv(Context(volatile=(DAY,)))
+    with kv.task("t"):
+        assert "Day 7" not in str(ask(kv, [day(7), *first]))
+        assert ask(kv, [day(7), *first, GOAL])[-1].content.endswith("[value 1] Day 7")
+
+
+def test_a_value_that_was_told_in_an_earlier_run_is_not_told_as_the_newest(make_kv, tmp_path: Path) -> None:
+    """The same key, the same words, another day."""
+    options = Context(volatile=(DAY,), folder=tmp_path)
+    with (kv := make_kv(options)).task("t", final=False):
+        for number in range(3):
+            sent = ask(kv, [day(number), GOAL, *turns(number)])
+    assert ["Day 0", "Day 1", "Day 2"] == [message.content[-5:] for message in sent[1::2]]
+    with (again := make_kv(options)).task("t", final=False):
+        for number in range(3):
+            sent = ask(again, [day(9), GOAL, *turns(number)])
+    assert sent[1].content.endswith("Day 9")
+    assert turns(2) == sent[2:]
+
+
+def test_a_value_whose_telling_was_folded_away_is_told_again(make_kv) -> None:
+    """Else an older one, behind the request that stays, would be the newest."""
+    kv = make_kv(folding(volatile=(DAY,)))
+    with kv.task("t", final=False):
+        for number in range(14):
+            sent = ask(kv, [day(min(number, 1)), GOAL, *turns(number)])
+            told = [line for message in sent for line in message.content.split("\n") if line.startswith("[value 1]")]
+            assert f"[value 1] Day {min(number, 1)}" == told[-1]
+    assert len(sent) < 2 + 2 * 13
+    assert kv.report("t").shaping.folds >= 1
+
+
+def test_the_same_call_again_is_the_same_prompt_with_memory_and_value(make_kv, memory) -> None:
+    """A retry sends the same bytes, also from a view that is made anew."""
+    kv = make_kv(Context(memory=memory, volatile=(DAY,)))
+    with kv.task("t", final=False):
+        first = ask(kv, [day(1), QUESTION])
+        assert "6543" in first[1].content
+        assert first[1].content.endswith("Day 1")
+        assert first == ask(kv, [day(1), QUESTION])
+        ask(kv, [day(1), QUESTION, *turns(1)])
+        assert first == ask(kv, [day(1), QUESTION])
+
+
+def test_a_segment_whose_first_call_has_no_place_for_it_is_told_with_the_second(make_kv) -> None:
+    """What earlier segments left is not lost."""
+    kv = make_kv()
+    with kv.task("t", final=False) as task:
+        with task.segment("survey"):
+            ask(kv, [day(1), GOAL, *turns(1)])
+        with task.segment("repair"):
+            ask(kv, [day(1)])
+            assert "[From the segment 'survey']" in ask(kv, [day(1), GOAL])[-1].content
+            third = ask(kv, [day(1), GOAL, *turns(1)])
+    assert 1 == str(third).count("From the segment")
+
+
+def test_a_summariser_that_keeps_failing_is_asked_less_and_less(make_kv) -> None:
+    """Its failures cost as much as answers: in 20 calls above the mark some five attempts, not 20."""
+    kv = make_kv(folding(summarise="model"), answers=itertools.repeat("I cannot do that."))
+    with kv.task("t", final=False):
+        for number in range(26):
+            sent = ask(kv, [day(1), GOAL, *turns(number)])
+    assert 2 + 2 * 25 == len(sent)
+    assert 2 <= kv.report("t").shaping.failed_folds <= 6
+
+
+def test_a_summarise_function_that_hangs_is_given_up(make_kv) -> None:
+    """After the time for it the history stays."""
+    kv = make_kv(folding(summarise=lambda _messages: time.sleep(2) or SUMMARY, summary_timeout_s=0.05))
+    began_s = time.monotonic()
+    with kv.task("t", final=False):
+        assert 2 + 2 * 12 == len(ask(kv, [day(1), GOAL, *turns(12)]))
+    assert time.monotonic() - began_s < 1.5
+    assert 1 == kv.report("t").shaping.failed_folds
+
+
+def test_much_new_text_is_not_taken_in_on_an_event_loop(make_kv) -> None:
+    """`submit` returns at once, whatever a tool wrote; what is sent is the same as without a loop."""
+    kv = make_kv()
+    rows = [f"{n * 7919 % 100_003} {n:x} of {n * 31 % 977}: ERROR in part {n}" for n in range(40_000)]
+    messages = [day(1), GOAL, *turns(1)[:-1], Message(role="tool", content="\n".join(rows), tool_call_id="c0")]
+
+    async def main() -> float:
+        began_s = time.perf_counter()
+        stream = kv.submit(Request(messages=tuple(messages)))
+        took_s = time.perf_counter() - began_s
+        await stream.aresult()
+        return took_s
+
+    with kv.task("t", final=False):
+        assert asyncio.run(main()) < 0.15
+    sent = list(kv.engine.requests[-1].messages)
+    assert sent == ask(make_kv(), messages)
+    assert len(sent[-1].content) < 20_000
+
+
+@pytest.mark.parametrize("context", [True, False, "on"])
+def test_a_context_that_is_none_says_what_to_write(context) -> None:
+    """`context=False` is what a model and a node take."""
+    with pytest.raises(ConfigError, match="context=None to leave prompts as they are"):
+        AgentKV.with_engine(ScriptedEngine(["ok"]), context=context)
+
+
+def test_an_expression_that_does_not_compile_is_refused_at_once() -> None:
+    """Not at each call, in the log."""
+    with pytest.raises(ConfigError, match="is no pattern"):
+        Context(volatile=("(",))
