@@ -202,11 +202,15 @@ class Store:
 
     def _run(self) -> None:
         retry_s = self._interval_s
+        behind = False
         while True:
             with self._state:
                 self._state.wait_for(lambda: self._pending or self._batch or self._closed)
                 self._state.wait_for(lambda: self._closed, retry_s)  # let a batch gather, or a disk recover
             saved = self._save_all()
+            if saved and behind:
+                get_logger().info("ledger_caught_up", database=self.database.name)
+            behind = not saved
             with self._state:
                 if self._closed and (not saved or not self._pending):
                     return

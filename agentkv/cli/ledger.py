@@ -116,11 +116,14 @@ def export(
 ) -> None:
     """Print the facts behind the bills, for other programs.
 
-    One line per fact: model calls with tokens and cost, tool calls with predicted and actual waits, moves, folds,
-    messages. They hold names, counts and times, no prompts and no tool arguments. A file is complete or not there.
+    One line per fact: model calls with tokens and cost, tool calls with predicted and actual waits, moves, folds, messages.
+    They hold names, counts and times, no prompts and no tool arguments. A file is complete or not there.
 
-    Examples: `agentkv ledger export run-7`, `agentkv ledger export --format csv --since 7d -o week.csv`,
-    `agentkv ledger export --since 2026-11-01 | jq 'select(.kind == "model_call")'`.
+    One task: `agentkv ledger export run-7`.
+
+    A table of this week: `agentkv ledger export --format csv --since 7d -o week.csv`.
+
+    Only what cost money: `agentkv ledger export --since 2026-11-01 | jq 'select(.kind == "model_call")'`.
     """
     from agentkv.budget.database import Database
     from agentkv.budget.export import lines
@@ -155,11 +158,12 @@ def prune(
 ) -> None:
     """Forget old tasks and give the space back.
 
-    A task goes as a whole, when nothing of it was saved for so long. Programs that are running may go on; what they
-    append meanwhile waits in their memory. SQLite's file is made smaller afterwards (that needs as much free disk as
-    what remains); PostgreSQL does so by itself.
+    A task goes as a whole, when nothing of it was saved for so long: never half of a bill. Programs that are running may go on.
+    SQLite's file becomes smaller; PostgreSQL gives space back by itself.
 
-    Examples: `agentkv ledger prune --older-than 30d --dry-run`, `agentkv ledger prune --older-than 30d --keep-bills`.
+    Look first: `agentkv ledger prune --older-than 30d --dry-run`.
+
+    Keep the totals: `agentkv ledger prune --older-than 30d --keep-bills`.
     """
     from agentkv.budget.database import Database
     from agentkv.budget.prune import prune as prune_database

@@ -1,5 +1,6 @@
 """The ledger in a bad world: databases that fill, vanish or are locked, programs that are killed, names that bite."""
 
+import json
 import os
 import random
 import re
@@ -23,6 +24,7 @@ from agentkv.budget import sqlite
 from agentkv.budget import store as store_module
 from agentkv.budget.check import check
 from agentkv.budget.database import ALL_RUNS, Database, Row
+from agentkv.budget.export import lines
 from agentkv.budget.ledger import Ledger, ModelCall, MoveFact, TaskFact
 from agentkv.budget.prune import prune
 from agentkv.budget.schema import name_of, text_of
@@ -183,6 +185,19 @@ def test_facts_are_saved_where_no_thread_can_be_started(url, monkeypatch):
     reader = Store(url, create=False)
     assert [1, 2] == numbers(reader)
     reader.close()
+
+
+@pytest.mark.parametrize("form", ["jsonl", "csv"])
+def test_an_export_reads_either_database(store, form):
+    """The same lines from both."""
+    for i in range(3):
+        store.put(call("a", i))
+        store.put(call("b", i))
+    assert store.flush(10)
+    written = list(lines(store.database, task=None, since_ms=1, form=form))
+    assert (5 if form == "csv" else 4) == sum(len(line.splitlines()) for line in written)
+    one = list(lines(store.database, task="b", since_ms=None, form="jsonl"))
+    assert [("b", 0), ("b", 1), ("b", 2)] == [(row["task"], row["at_ms"]) for row in map(json.loads, one)]
 
 
 # -- exactly once
@@ -619,7 +634,7 @@ def test_a_folder_that_may_only_be_read_is_read_and_breaks_no_agent(monkeypatch)
         command = [sys.executable, "-c", READ_ONLY]
         result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
     assert ["False 1", "[5]", "None", "True", "True", "True", "[6]"] == result.stdout.splitlines(), result.stderr
-    told = {"ledger_fact_lost", "ledger_not_saved", "ledger_default_unusable"}
+    told = {"ledger_fact_lost", "ledger_not_saved", "ledger_default_unusable", "ledger_caught_up"}
     assert told == set(re.findall(r"ledger_\w+", result.stderr))
 
 

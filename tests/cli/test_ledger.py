@@ -334,4 +334,4 @@ def test_help_teaches(command):
     """What it does, with an example where there is something to say."""
     shown = run(command, "--help").stdout
     assert "--ledger" in shown
-    assert ("Examples" in shown) == (command in {"export", "prune"})
+    assert (f"`agentkv ledger {command}" in shown) == (command in {"export", "prune"})
