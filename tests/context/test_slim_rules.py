@@ -466,8 +466,9 @@ late, see <a href="https://example.org/7">order 7</a>.</p><ul><li>seven<li>eight
 
 
 def test_a_web_page_is_its_words():
-    """Headings, paragraphs, items and links' texts; no scripts, styles, menus or comments."""
-    expected = ["# Orders & more", "## Late orders", "Three orders are late, see order 7.", "- seven", "- eight", "end"]
+    """Headings, paragraphs, items and links; no scripts, styles, menus or comments."""
+    late = "Three orders are late, see order 7 (https://example.org/7)."
+    expected = ["# Orders & more", "## Late orders", late, "- seven", "- eight", "end"]
     assert expected == slim(PAGE, command="curl x", small_tokens=20).text.split("\n")[:-1]
     assert PAGE == slim(PAGE, command="cat index.html", small_tokens=20).text
 
@@ -499,3 +500,60 @@ def test_gaps_of_a_very_long_text_are_numbered_as_the_whole():
         first, last = map(int, told[at].removeprefix("... lines ").split("-"))
         assert told[at - 1] == lines[first - 2]
         assert told[at + 1] == lines[last]
+
+
+def test_a_long_page_is_told_without_where_its_links_lead():
+    """Its words count; the rest is behind the handle."""
+    items = "".join(f'<p><a href="/product/{n}">Product {n} in {_word(n)}</a></p>' for n in range(400))
+    once = slim(f"<html><body>{items}</body></html>")
+    assert "/product/" not in once.text
+    assert "Product 0 in" in once.text
+
+
+@pytest.mark.parametrize(
+    "tool", ["Read", "read_file", "filesystem__read_text_file", "mcp.files/read_file", "load_document", "fs_read"]
+)
+def test_a_tool_that_reads_files_is_known_by_many_names(tool):
+    """With a server's name in front, too: head, tail and definitions, not what looks like failures."""
+    code = "".join(f"def {_word(n)}(left, right):\n    return left * {n} + right\n\n" for n in range(300))
+    assert "file" == slim(code, tool=tool).rule
+
+
+@pytest.mark.parametrize("tool", ["readiness", "cat_facts", "read_sensor", "spread"])
+def test_a_tool_that_reads_something_else_is_not_taken_for_one(tool):
+    """Only names that say so."""
+    code = "".join(f"def {_word(n)}(left, right):\n    return left * {n} + right\n\n" for n in range(300))
+    assert "file" != slim(code, tool=tool).rule
+
+
+@pytest.mark.parametrize("end", ["\r", "\r\n"])
+def test_a_file_keeps_all_its_lines_whatever_ends_them(end):
+    """A file is no terminal: a carriage return draws over nothing."""
+    rows = [f"{n},name {n}" for n in range(60)]
+    assert "\n".join(rows) == slim(end.join(rows), tool="read_file").text
+
+
+def test_a_table_with_a_line_below_its_head_is_one():
+    """As a database's shell prints it: rows are data, not repetitions."""
+    rows = [f" {n} | user{n} | {n * 13}" for n in range(400)]
+    once = slim("\n".join([" id | name | total", "----+------+-------", *rows]))
+    assert "table" == once.rule
+    assert rows[0] in once.text
+    assert rows[-1] in once.text
+    assert 400 < once.kept_tokens
+
+
+def test_a_list_in_which_nothing_stands_out_is_shown_while_there_is_room():
+    """A little over the bound is not a reason to leave nine tenths out."""
+    packages = [f"{_word(n)}-{_word(n * 7)}=={_word(n * 3)}.{_word(n * 5)}" for n in range(200)]
+    once = slim("\n".join(packages), command="pip freeze", max_tokens=1000)
+    assert "log" == once.rule
+    assert once.raw_tokens > 1000
+    assert 600 < once.kept_tokens <= 1000
+
+
+def test_json_says_which_fields_are_nowhere_in_what_is_left():
+    """Else an agent takes it that there are none."""
+    rows = [{"id": n, "name": f"user{n}", "html_url": f"http://x/{n}", "deleted_at": None} for n in range(300)]
+    told = json.loads(slim(json.dumps(rows)).text)
+    assert "left out, with them all of html_url, deleted_at; read_output('" in told[-1]

@@ -28,6 +28,8 @@ _DULL_KEY = re.compile(r"(?i)(?:^|_)(?:urls?|href|links?|node_id|gravatar_id|eta
 _TELLING_KEY = re.compile(r"(?i)(?:error|exception|fail|status|state|result|conclusion|severity|level|message|reason)")
 _FAILURE_KEY = re.compile(r"(?i)error|exception|failure")
 _FIELD_CHARS = 60
+_PLAIN_NAME = re.compile(r"\w{1,24}")
+_TOLD_NAMES = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,6 +113,26 @@ def empty(text: str) -> str:
     if pruned is None:
         return ""
     return "{}" if isinstance(pruned[0], _Fields) else "[]" if isinstance(pruned[0], _Items) else '""'
+
+
+def left_out(text: str, body: str) -> list[str]:
+    """Names of some dull fields that are in `text` and nowhere in `body`, as far as they can stand in a marker."""
+    pruned = _pruned(text)
+    names: dict[str, None] = {}
+    if pruned is not None:
+        _gather(pruned[0], names)
+    return [name for name in names if f'"{name}":' not in body][:_TOLD_NAMES]
+
+
+def _gather(value: Any, names: dict[str, None]) -> None:
+    if isinstance(value, _Items):
+        for item in value.first[:_USUAL_ITEMS]:
+            _gather(item, names)
+    elif isinstance(value, _Fields):
+        for name, inner in value.first.items():
+            if _dull(name, inner) and _PLAIN_NAME.fullmatch(name):
+                names[name] = None
+            _gather(inner, names)
 
 
 def _pruned(text: str) -> tuple[Any] | None:

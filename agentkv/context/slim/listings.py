@@ -131,7 +131,7 @@ def is_table(_tool: str, _command: str, text: str) -> bool:
     lines = text[: _GLANCE * 2].split("\n")[:-1][:60]
     if len(lines) < _TABLE_LINES:
         return False
-    marks = {mark: lines[1].count(mark) for mark in ",\t|;"}
+    marks = {mark: max(line.count(mark) for line in lines[:_TABLE_NAMES]) for mark in ",\t|;"}
     like = {mark: sum(line.count(mark) == number for line in lines) for mark, number in marks.items()}
     return any(marks[mark] > 1 and like[mark] >= len(lines) * _TABLE_SHARE for mark in marks)
 

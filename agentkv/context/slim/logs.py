@@ -44,7 +44,8 @@ def log(text: str, budget: int) -> str:
     window = _window(text, lines)
     if window is None:
         folded, ranks = fold_repeats(lines, ranked(lines))
-        return render(folded, ranks, budget, soft=soft_budget(text, budget))
+        soft = soft_budget(text, budget) if max(ranks, default=NOISE) >= MATTER else budget
+        return render(folded, ranks, budget, soft=soft)  # where nothing stands out, every line counts
     spans = _spans(window)
     lines = [lines[first] if first == last else "" for first, last in spans]
     folded, ranks = fold_repeats(lines, ranked(lines))

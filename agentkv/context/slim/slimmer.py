@@ -21,7 +21,7 @@ from agentkv.context.slim.marker import ANSWER_CHARS, NOTE_CHARS, READER, is_mar
 from agentkv.context.slim.pick import is_gap
 from agentkv.context.slim.rule import Rule, SlimRules
 from agentkv.context.slim.rules import default_rules
-from agentkv.context.slim.verbatim import unpadded, verbatim
+from agentkv.context.slim.verbatim import newlines, unpadded, verbatim
 from agentkv.errors import ConfigError
 from agentkv.log import count as count_event
 from agentkv.log import failed
@@ -150,6 +150,7 @@ class Slimmer:
         limit = self._tool_tokens.get(tool, self._max_tokens)
         if tool in self._untouched or (tool == READER and len(text) <= ANSWER_CHARS + NOTE_CHARS):
             return self._as_is(storable(text), "untouched")
+        text = newlines(text, tool, command)
         whole = clean(text)
         if is_marked(whole) and self._measured(whole, limit)[1]:
             return self._as_is(whole, "marked")
@@ -212,6 +213,8 @@ class Slimmer:
         body = clean(body)
         if looks_like_json(body) and jsons.is_json(body) and jsons.is_json(output.whole):
             note = f"{max(0, len(output.whole) - len(body))} of {len(output.whole)} characters left out"
+            fields = jsons.left_out(output.whole, body)
+            note += f", with them all of {', '.join(fields)}" if fields else ""
             return with_marker_inside(body, note, output.handle)
         if rule.lossless:
             return with_marker(body, rule.name, None)

@@ -14,7 +14,11 @@ from agentkv.context.slim.logs import MANY_CHARS, MANY_LINES, log
 from agentkv.context.slim.pick import CONTEXT, EDGE, FILLER, MATTER, NOISE, render
 from agentkv.context.slim.runners import is_pytest
 
-_TOOLS = re.compile(r"(?i)^(?:read|view|open|cat|get|show)[_-]?(?:text[_-]?)?files?(?:[_-]?contents?)?$|^(?:cat|view)$")
+_TOOLS = re.compile(
+    r"(?i)^(?:[\w.-]{0,60}(?:__|[./:]))?(?:(?:read|view|open|cat|get|show|load|fs)[_-]?(?:multiple[_-]?|text[_-]?)?"
+    r"(?:files?|documents?)(?:[_-]?contents?)?|files?[_-]?(?:read|view|open)|fs[_-]?read|read|cat|view)$"
+)
+"""With or without the name of a server in front: `Read`, `filesystem__read_text_file`."""
 _COMMAND = re.compile(
     r"^\s*(?:sudo\s+)?(?:cat|head|tail|bat|nl|less|more|sed(?=\s+-n|\s*$))(?:\s+(?P<rest>[^|;&<>]*))?$"
 )
@@ -36,6 +40,11 @@ def verbatim(tool: str, command: str) -> bool:
     if found is not None:
         return not _LOGGED.search(found["rest"] or "")
     return not command and _TOOLS.match(tool[:100]) is not None
+
+
+def newlines(text: str, tool: str, command: str) -> str:
+    """A file's text with one newline at each line's end, however it was written: no terminal draws over it."""
+    return text.replace("\r\n", "\n").replace("\r", "\n") if "\r" in text and verbatim(tool, command) else text
 
 
 def is_file(tool: str, command: str, text: str) -> bool:
