@@ -76,7 +76,7 @@ class Database:
             if parsed.drivername in ("postgres", "postgresql"):
                 parsed = parsed.set(drivername="postgresql+psycopg")
             self.name = parsed.render_as_string(hide_password=True)
-            self.path = Path(parsed.database or "") if parsed.get_backend_name() == "sqlite" else None
+            self.path = _file_of(parsed) if parsed.get_backend_name() == "sqlite" else None
             self.engine = self._connect_to(parsed, create=create)
         except ModuleNotFoundError as error:
             if error.name == "psycopg":
@@ -324,6 +324,13 @@ def _last_fact() -> sa.ScalarSelect[Any]:
     """The number of the last fact of the task row at hand, by a look into the index."""
     mine = sa.select(fact_table.c.id).where(fact_table.c.task_id == task_table.c.id).correlate(task_table)
     return mine.order_by(fact_table.c.seq.desc()).limit(1).scalar_subquery()
+
+
+def _file_of(url: sa.URL) -> Path:
+    """SQLite's file; a program that changes its folder later still means the same one."""
+    if not url.database or url.database.startswith(("file:", ":memory:")):
+        raise ValueError(f"{url.database!r} is not the path of a file")
+    return Path(url.database).absolute()
 
 
 def _writable(path: Path) -> bool:

@@ -302,6 +302,34 @@ def test_a_file_that_is_deleted_is_made_anew_for_its_owner_alone(tmp_path):
     store.close()
 
 
+def test_a_relative_path_means_the_folder_in_which_it_was_given(tmp_path, monkeypatch):
+    """Agents change folders; their ledger does not, not even when it has to be made anew."""
+    (tmp_path / "first").mkdir()
+    (tmp_path / "second").mkdir()
+    monkeypatch.chdir(tmp_path / "first")
+    store = Store("sqlite:///l.sqlite", interval_s=0.01)
+    monkeypatch.chdir(tmp_path / "second")
+    store.put(call(i=0))
+    assert store.flush(10)
+    (tmp_path / "first" / "l.sqlite").unlink()
+    store.put(call(i=1))
+    assert store.flush(10)
+    assert [1] == numbers(store)
+    store.close()
+    assert [] == list((tmp_path / "second").iterdir())
+
+
+@pytest.mark.parametrize(
+    "url", ["sqlite:///file:x.sqlite?uri=true", "sqlite:///:memory:?cache=shared", "sqlite://?x=1"]
+)
+def test_what_is_no_file_is_refused(url, tmp_path, monkeypatch):
+    """And no file with such a name is made."""
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(LedgerError, match="is not the path of a file"):
+        Store(url)
+    assert [] == [one for one in tmp_path.iterdir() if one.name != "agentkv-data"]
+
+
 def test_a_folder_that_goes_away_and_comes_back(tmp_path, monkeypatch):
     """As a disk that is unplugged: nothing is written in its place, and all is there when it is back."""
     monkeypatch.setattr(store_module, "MAX_RETRY_S", 0.05)
