@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import AsyncIterator, Callable, Generator
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, Callable, Generator
 from typing import Any
 
 from agentkv import log
 from agentkv.core.host import Host
 from agentkv.core.task import Caller
 from agentkv.errors import ConfigError
+from agentkv.runtime.identity import resume, suspend
 
 Enter = Callable[[], Any]
 Leave = Callable[[Any, BaseException | None], None]
@@ -33,6 +33,9 @@ class PlainHost:
 
     def is_control_flow(self, error: BaseException) -> bool:  # noqa: ARG002  the protocol
         return False
+
+    def interrupt(self, question: dict[str, Any], refused: Exception) -> Any:  # noqa: ARG002  the protocol
+        raise refused
 
 
 def find_host() -> Host:
@@ -78,6 +81,8 @@ def wrap_function(fn: Callable[..., Any], kind: Any, enter: Enter, leave: Leave)
     shell.__annotations__ = {}  # ours would mislead a framework; `wraps` brings those of `fn` where it has any
     functools.update_wrapper(shell, fn)
     shell.__name__ = getattr(fn, "__name__", type(fn).__name__)
+    # Frameworks that look into a function for what it refers to unwrap it once: they shall find what they found in `fn`.
+    shell.__wrapped__ = getattr(fn, "__wrapped__", fn)  # type: ignore[attr-defined]
     return shell
 
 
@@ -113,26 +118,66 @@ def _around_generator(fn: Callable[..., Any], enter: Enter, leave: Leave) -> Cal
     def shell(*args: Any, **kwargs: Any) -> Generator[Any, Any, Any]:
         token = enter()
         try:
-            value: Any = yield from fn(*args, **kwargs)
+            items = fn(*args, **kwargs)
+            item = next(items)
+            while True:
+                suspend(token)
+                try:
+                    sent = yield item
+                except GeneratorExit:
+                    resume(token)
+                    getattr(items, "close", _nothing)()
+                    raise
+                except BaseException as error:
+                    resume(token)
+                    if not hasattr(items, "throw"):
+                        raise
+                    item = items.throw(error)
+                else:
+                    resume(token)
+                    item = next(items) if sent is None else items.send(sent)
+        except StopIteration as end:
+            leave(token, None)
+            return end.value
         except BaseException as error:
             leave(token, error)
             raise
-        leave(token, None)
-        return value
 
     return shell
 
 
 def _around_asyncgen(fn: Callable[..., Any], enter: Enter, leave: Leave) -> Callable[..., Any]:
-    async def shell(*args: Any, **kwargs: Any) -> AsyncIterator[Any]:
+    async def shell(*args: Any, **kwargs: Any) -> AsyncGenerator[Any, Any]:
         token = enter()
         try:
-            async with aclosing(fn(*args, **kwargs)) as items:
-                async for item in items:
-                    yield item
+            items = fn(*args, **kwargs)
+            item = await anext(items)
+            while True:
+                suspend(token)
+                try:
+                    sent = yield item
+                except GeneratorExit:
+                    resume(token)
+                    await getattr(items, "aclose", _nothing_async)()
+                    raise
+                except BaseException as error:
+                    resume(token)
+                    if not hasattr(items, "athrow"):
+                        raise
+                    item = await items.athrow(error)
+                else:
+                    resume(token)
+                    item = await (anext(items) if sent is None else items.asend(sent))
+        except StopAsyncIteration:
+            leave(token, None)
         except BaseException as error:
             leave(token, error)
             raise
-        leave(token, None)
 
     return shell
+
+
+def _nothing() -> None: ...
+
+
+async def _nothing_async() -> None: ...

@@ -61,6 +61,24 @@ def pop(scope: Scope) -> None:
     _scope.set(current)
 
 
+def suspend(scope: Any) -> None:
+    """The scope's generator hands out an item: whoever takes it runs in the same context, and is somebody else."""
+    if _scope.get() is scope and isinstance(scope, Scope):
+        _scope.set(scope.outer)
+
+
+def resume(scope: Any) -> None:
+    """The scope's generator goes on, in whichever context this is. Whatever is no scope is ignored, as in `suspend`."""
+    if not isinstance(scope, Scope):
+        return
+    current = _scope.get()
+    while current is not None and current is not scope:
+        current = current.outer
+    if current is None:
+        scope.outer = _scope.get()
+        _scope.set(scope)
+
+
 def wants_as_is(owner: Any) -> bool:
     """True inside a node whose model calls are to be sent as they are."""
     scope = _scope.get()

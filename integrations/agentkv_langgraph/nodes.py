@@ -1,8 +1,10 @@
 """Nodes with hooks around each run, in every form that LangGraph accepts.
 
 Functions keep their signature and hints through `functools.wraps`, which is what LangGraph reads for injection, edges
-of `Command[Literal[...]]` and input schemas. Callable objects become a proxy, Runnables (compiled graphs among
-them) a copy of a subclass of their own, so that `isinstance` checks, drawing and subgraph discovery still see them.
+of `Command[Literal[...]]` and input schemas. Methods stay methods and partials stay partials; callable objects become
+a stand-in, Runnables (compiled graphs among them) a copy of a subclass of their own, so that `isinstance` checks,
+drawing and subgraph discovery still see them. A sequence gets the hooks around each of its steps, because LangGraph
+takes a node that is one apart.
 """
 
 from __future__ import annotations
@@ -10,27 +12,45 @@ from __future__ import annotations
 import copy
 import functools
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from types import FunctionType, MethodType
 from typing import Any
 
-from langchain_core.runnables import Runnable
+from langchain_core.runnables import Runnable, RunnableParallel, RunnableSequence
 
 from agentkv.runtime.hosts import Enter, Leave, wrap_function
+
+_ENTRIES = ("invoke", "ainvoke", "stream", "astream", "transform", "atransform", "batch", "abatch")
 
 
 def wrap(fn: Any, enter: Enter, leave: Leave) -> Any:
     """`fn` with `enter()` before and `leave(token, error)` after each run, whatever kind of node it is."""
+    if isinstance(fn, Mapping):
+        fn = RunnableParallel(fn)
     if isinstance(fn, Runnable):
         return _wrap_runnable(fn, enter, leave)
-    if inspect.isroutine(fn) or inspect.isclass(fn) or isinstance(fn, functools.partial):
+    if isinstance(fn, staticmethod | classmethod):
+        return type(fn)(wrap(fn.__func__, enter, leave))
+    if isinstance(fn, functools.partial):
+        return _wrap_partial(fn, enter, leave)
+    if isinstance(fn, MethodType) and isinstance(fn.__func__, FunctionType):
+        return MethodType(wrap_function(fn.__func__, fn.__func__, enter, leave), fn.__self__)
+    if inspect.isroutine(fn) or inspect.isclass(fn):
         return wrap_function(fn, fn, enter, leave)
     if callable(fn):
         return _wrap_object(fn, enter, leave)
     raise TypeError(f"a node is a function, a callable object or a Runnable, not {type(fn).__name__}")
 
 
+def _wrap_partial(fn: Any, enter: Enter, leave: Leave) -> Any:
+    """A partial of the wrapped function: LangGraph names, draws and caches it as it would the original."""
+    wrapped = type(fn)(wrap(fn.func, enter, leave), *fn.args, **fn.keywords)
+    wrapped.__dict__.update(fn.__dict__)
+    return wrapped
+
+
 def _wrap_object(fn: Any, enter: Enter, leave: Leave) -> Any:
-    """A stand-in for the callable object `fn`: its attributes, its class's name, its `__call__` with the hooks."""
+    """A stand-in for the callable object `fn`: its attributes, its class for `isinstance`, its `__call__` with hooks."""
     call = type(fn).__call__
 
     @functools.wraps(call)
@@ -39,8 +59,11 @@ def _wrap_object(fn: Any, enter: Enter, leave: Leave) -> Any:
 
     namespace = {
         "__call__": wrap_function(on_original, call, enter, leave),
+        "__class__": property(lambda _self: type(fn)),
         "__getattr__": lambda _self, name: getattr(fn, name),
         "__setattr__": lambda _self, name, value: setattr(fn, name, value),
+        "__delattr__": lambda _self, name: delattr(fn, name),
+        "__repr__": lambda _self: repr(fn),
         "__doc__": type(fn).__doc__,
         "__module__": type(fn).__module__,
     }
@@ -49,11 +72,15 @@ def _wrap_object(fn: Any, enter: Enter, leave: Leave) -> Any:
 
 
 def _wrap_runnable(fn: Any, enter: Enter, leave: Leave) -> Any:
-    """A copy of `fn` in a subclass of its own class.
+    """A copy of `fn` in a subclass of its own class, which overrides what the class itself overrides.
 
-    Each entry runs on a view of the copy in the original class: there `invoke` may be made of `stream` or the other
-    way round without the hooks running twice, and a copy made by `with_config` keeps them.
+    The other entries come down to these, as they do in the original. Each runs on a view of the copy in the original
+    class: there `invoke` may be made of `stream` or the other way round without the hooks running twice, and a copy
+    made by `with_config` keeps them.
     """
+    steps = _steps(fn)
+    if steps is not None:
+        return _with_steps(fn, [wrap(step, enter, leave) for step in steps])
     original = type(fn)
 
     def entry(name: str) -> Callable[..., Any]:
@@ -67,10 +94,26 @@ def _wrap_runnable(fn: Any, enter: Enter, leave: Leave) -> Any:
 
         return wrap_function(on_view, getattr(Runnable, name), enter, leave)
 
-    namespace: dict[str, Any] = {name: entry(name) for name in ("invoke", "ainvoke", "stream", "astream")}
+    own = [name for name in _ENTRIES if getattr(original, name) is not getattr(Runnable, name)]
+    namespace: dict[str, Any] = {name: entry(name) for name in own}
     namespace["__module__"] = original.__module__
     namespace["__doc__"] = original.__doc__
     wrapped = copy.copy(fn)
     make_class: Any = type(original)  # pydantic's metaclass for pydantic's classes
     object.__setattr__(wrapped, "__class__", make_class(original.__name__, (original,), namespace))
+    return wrapped
+
+
+def _steps(fn: Any) -> list[Any] | None:
+    """The steps of a sequence, LangChain's or LangGraph's own; None for anything else."""
+    if isinstance(fn, RunnableSequence) or type(fn).__name__ == "RunnableSeq":
+        return list(fn.steps)
+    return None
+
+
+def _with_steps(fn: Any, steps: list[Any]) -> Any:
+    wrapped = copy.copy(fn)
+    if isinstance(fn, RunnableSequence):
+        return fn.model_copy(update={"first": steps[0], "middle": steps[1:-1], "last": steps[-1]})
+    wrapped.steps = steps
     return wrapped
