@@ -27,6 +27,7 @@ from agentkv.core.task import UNATTRIBUTED, Caller, PriorityClass
 from agentkv.engine.base import Generation, Request, Sampling, changed
 from agentkv.runtime.books import Books
 from agentkv.runtime.carry import Carry, conclusion
+from agentkv.runtime.gate import notice
 from agentkv.runtime.identity import segment_of
 from agentkv.runtime.lines import Line, Lines
 
@@ -68,6 +69,8 @@ class Shaper:
         self._carry = Carry()
         self._answers: OrderedDict[str, str] = OrderedDict()
         self._fold_s = FIRST_FOLD_S
+        self._counted = False
+        """The counter has counted: the first time it reads its vocabulary, which takes half a second."""
 
     # -- a model call
 
@@ -83,9 +86,10 @@ class Shaper:
         messages, tail = request.messages or (), ""
         if self._context.volatile:
             messages, tail = steady(messages, self._context.volatile)
-        if _on_event_loop() and self._is_much(request, messages):
+        if _on_event_loop() and (not self._counted or self._is_much(request, messages)):
             return Turn(request=None, ready=lambda: self._here(request))
         with self._open(request, messages) as line:
+            self._counted = True
             proposal = self._due(line)
             recalls = self._context.memory is not None and messages[-1].role == "user" and not line.view.noted
             if proposal is None and not recalls:
@@ -127,7 +131,8 @@ class Shaper:
         if carried and view.says(carried):  # in another life of this conversation
             carried = ""
         line.begun = line.begun or not carried or view.takes_note
-        lasting = "\n\n".join(text for text in (carried, recalled) if text) or view.noted
+        nearly = notice(self._books.account(request.caller.task), request.caller.branch) if view.takes_note else ""
+        lasting = "\n\n".join(text for text in (carried, recalled, nearly) if text) or view.noted
         fresh = tail if tail != view.values_before else ""
         view.note("\n\n".join(text for text in (lasting, fresh) if text))
         before = line.sent_fold

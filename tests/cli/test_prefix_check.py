@@ -319,3 +319,36 @@ def test_the_example_breaks_at_every_call_and_its_layout_never(tmp_path) -> None
     assert 5 == careful.count("extends the prompt before")
     assert "  0 tokens computed again" in careful
     assert 1 == run(path, "--max-breaks", 4).exit_code
+
+
+AGENT = """
+import itertools, sys
+from agentkv import AgentKV, Context, Message, Request, ScriptedEngine, ToolCall
+
+volatile = ("clock",) if "--mended" in sys.argv else ()
+with AgentKV.with_engine(ScriptedEngine(itertools.repeat("ok")), context=Context(volatile=volatile)) as kv:
+    said = [Message(role="user", content="find the bug")]
+    for minute in range(4):
+        system = Message(role="system", content=f"It is 12:0{minute}. " + "You are careful. " * 200)
+        with kv.task("agent", final=False):
+            answer = kv.submit(Request(messages=(system, *said))).result(30)
+        call = ToolCall(id=f"c{minute}", name="look", arguments="{}")
+        said += [
+            Message(role="assistant", content=answer.text, tool_calls=(call,)),
+            Message(role="tool", content=f"nothing in file {minute}", tool_call_id=call.id),
+        ]
+"""
+
+
+def test_a_script_with_an_agentkv_of_its_own_is_watched(tmp_path) -> None:
+    """Every call that its engine answers; a clock fails the gate, and what mends it passes."""
+    script = tmp_path / "agent.py"
+    script.write_text(AGENT)
+    ended = run(script, "--max-breaks", 0, "--lifetime-s", 0)
+    assert 1 == ended.exit_code
+    assert "4 calls in 1 sessions" in ended.output
+    assert "FAILED: 3 breaks, at most 0 are allowed" in ended.output
+    assert {"clock": 3} == told(script)["causes"]
+    mended = run(script, "--max-breaks", 0, "--min-append", 1, "--", "--mended")
+    assert 0 == mended.exit_code, mended.output
+    assert "4 calls in 1 sessions: 100.0% of those that follow another extend it, 0 break it" in mended.output

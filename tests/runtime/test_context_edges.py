@@ -11,7 +11,7 @@ import pytest
 
 from agentkv import AgentKV, Context, Message, Request, ScriptedEngine, ToolCall
 from agentkv.context.memory import Memory
-from agentkv.errors import ConfigError
+from agentkv.errors import ConfigError, PromptTooLong
 
 GOAL = Message(role="user", content="Find out why tests/test_app.py fails and mend src/app.py.")
 QUESTION = Message(role="user", content="On which port does the staging database blue-heron listen?")
@@ -193,6 +193,55 @@ def test_much_new_text_is_not_taken_in_on_an_event_loop(make_kv) -> None:
     sent = list(kv.engine.requests[-1].messages)
     assert sent == ask(make_kv(), messages)
     assert len(sent[-1].content) < 20_000
+
+
+def test_a_counter_that_reads_its_vocabulary_first_does_not_hold_up_an_event_loop() -> None:
+    """The first count of a process takes half a second; it is made on another thread."""
+
+    class Slow(ScriptedEngine):
+        read = False
+
+        def count_text(self, text: str) -> int:
+            if not self.read:
+                time.sleep(0.4)
+                self.read = True
+            return len(text)
+
+    async def main(kv: AgentKV) -> float:
+        began_s = time.perf_counter()
+        stream = kv.submit(Request(messages=(GOAL,)))
+        took_s = time.perf_counter() - began_s
+        await stream.aresult()
+        return took_s
+
+    with AgentKV.with_engine(Slow(["ok"])) as kv:
+        assert asyncio.run(main(kv)) < 0.2
+        assert (GOAL,) == kv.engine.requests[0].messages
+
+
+@pytest.mark.parametrize("first", [[], [GOAL, Message(role="assistant", content="ok")]], ids=["first", "later"])
+def test_a_users_message_larger_than_the_window_is_refused_and_nothing_is_cut(first) -> None:
+    """A person's text is never shortened: PromptTooLong says how long it is and what fits."""
+    large = Message(role="user", content="one word and another " * 2_000)
+    with AgentKV.with_engine(ScriptedEngine(["ok", "ok"], context_tokens=2_000)) as kv, kv.task("t", final=False):
+        with pytest.raises(PromptTooLong) as refused:
+            kv.submit(Request(messages=(*first, large))).result(30)
+        assert 2_000 == refused.value.limit_tokens < refused.value.needed_tokens
+        assert [GOAL] == ask(kv, [GOAL]), "the task goes on"
+
+
+def test_a_tools_output_larger_than_the_window_is_slimmed_and_old_turns_give_way_to_a_large_message() -> None:
+    """What a tool wrote is within its bound, and what is old is folded before a call is refused."""
+    output = Message(role="tool", content="row by row, word by word\n" * 20_000, tool_call_id="c0")
+    large = Message(role="user", content="one word and another " * 300)
+    options = Context(summarise="extract", slim_tokens=500)
+    engine = ScriptedEngine(itertools.repeat("ok"), context_tokens=2_000)
+    with AgentKV.with_engine(engine, context=options) as kv, kv.task("t", final=False):
+        assert len(ask(kv, [GOAL, *turns(1)[:-1], output])[-1].content) < 3_000
+        sent = ask(kv, [GOAL, *turns(12), large])
+    assert large == sent[-1]
+    assert sent[0].content.startswith(GOAL.content)
+    assert len(sent) < 10
 
 
 @pytest.mark.parametrize("context", [True, False, "on"])
