@@ -26,6 +26,11 @@ _WORD = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+-]{0,31}")
 _ASSIGNMENT = re.compile(r"[A-Za-z_]\w*=.*", re.DOTALL)
 _WRAPPERS = {"sudo", "doas", "env", "time", "nohup", "nice", "timeout", "stdbuf", "exec", "command", "xvfb-run"}
 _VALUE_OPTIONS = {"-u", "-g", "-n", "-s", "-k", "-C", "-o", "-e", "-i"}
+_A_DAY_S = 86_400
+_TIMEOUTS = {"timeout": 1.0, "timeout_s": 1.0, "timeout_seconds": 1.0, "timeout_sec": 1.0, "timeout_ms": 1e-3}
+_TIMEOUT_LINE = re.compile(r"\s*(?:sudo\s+)?timeout\s+(?:-[ks]\s+\S+\s+|-\S+\s+)*(\d+(?:\.\d+)?)([smhd]?)\s")
+_SEVERAL = re.compile(r"[;|&\n]")
+_TIMEOUT_UNITS = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0}
 _SHELLS = {"bash", "sh", "zsh", "dash"}
 _SUB_COMMAND = re.compile(r"[a-z][a-z0-9-]{0,19}")
 _HAVE_SUB_COMMANDS = {
@@ -62,6 +67,36 @@ def size_bytes(args: Any) -> int:
         return _size_of(args, _DEEPEST)
     except Exception:
         return 0
+
+
+def declared_timeout_s(args: Any) -> float | None:
+    """When the arguments say that the call is ended at the latest, seconds; None where they say nothing.
+
+    Read from `timeout`, `timeout_s`, `timeout_seconds`, `timeout_sec`, `timeout_ms` of a mapping, and from a command
+    line that begins with `timeout 30`. A plain `timeout` of more than a day is taken for milliseconds. Never raises.
+    """
+    try:
+        return _timeout_of(args)
+    except Exception:
+        return None
+
+
+def _timeout_of(args: Any) -> float | None:
+    if isinstance(args, str):
+        return _line_timeout(args[:MAX_COMMAND_LENGTH])
+    if not _is_mapping(args):
+        return None
+    for key, unit_s in _TIMEOUTS.items():
+        value = args.get(key)
+        if isinstance(value, int | float) and not isinstance(value, bool) and value > 0:
+            return value * (1e-3 if key == "timeout" and value > _A_DAY_S else unit_s)
+    lines = (args[key] for key in _KEYS if isinstance(args.get(key), str))
+    return _line_timeout(next(lines, ""))
+
+
+def _line_timeout(line: str) -> float | None:
+    found = _TIMEOUT_LINE.match(line) if "timeout" in line and not _SEVERAL.search(line) else None
+    return None if found is None else float(found[1]) * _TIMEOUT_UNITS[found[2]]
 
 
 def _size_of(args: Any, depth: int) -> int:

@@ -20,7 +20,7 @@ from agentkv.core.task import Caller, PriorityClass
 from agentkv.core.usage import Usage
 from agentkv.engine.base import Engine, Request, Stream
 from agentkv.errors import Closed
-from agentkv.hints.features import command_words, size_bytes
+from agentkv.hints.features import command_words, declared_timeout_s, size_bytes
 from agentkv.policy.rules import Rules
 from agentkv.runtime import identity
 from agentkv.runtime.books import Books
@@ -31,6 +31,7 @@ from agentkv.runtime.desk import ToolDesk
 from agentkv.runtime.doors import Doors
 from agentkv.runtime.emit import Emitter
 from agentkv.runtime.endings import Endings
+from agentkv.runtime.functions import current_tool, tool_function
 from agentkv.runtime.hosts import find_host
 from agentkv.runtime.learned import Learned, default_path
 from agentkv.runtime.nodes import decorated
@@ -82,7 +83,7 @@ class AgentKV:
             clock=clock,
             caller=self.caller,
             last_session=partial(last_session_of, engine),
-            is_control_flow=host.is_control_flow,
+            host=host,
             waits=self.context.tool_waits,
             slim=self.context.slim,
         )
@@ -298,6 +299,8 @@ class AgentKV:
         return self.host.attach(graph, self)
 
     # -- tool calls
+    tool_function = tool_function
+    current_tool = current_tool
 
     def tool(
         self,
@@ -323,7 +326,7 @@ class AgentKV:
             command=command_words(args),
             arg_bytes=size_bytes(args),
             expect_s=expect_s,
-            timeout_s=timeout_s,
+            timeout_s=declared_timeout_s(args) if timeout_s is None else timeout_s,
             duration_key=duration_key,
             call_id=call_id or f"call-{next(self._ids)}",
             session=session,

@@ -5,18 +5,24 @@ Only a budget may raise, and only at the start. Whatever else fails becomes a lo
 
 from __future__ import annotations
 
+import threading
+from collections import OrderedDict
 from collections.abc import Callable
 
 from agentkv import log
 from agentkv.clock import Clock
 from agentkv.core.forecast import Forecast
 from agentkv.core.hint import HintKind, ToolStatus
+from agentkv.core.host import Host
 from agentkv.core.task import Caller
 from agentkv.hints.forecaster import Forecaster, progress_forecast
 from agentkv.runtime.books import Books
 from agentkv.runtime.emit import Emitter
 from agentkv.runtime.planner import Planner
 from agentkv.runtime.tools import ToolScope
+
+MAX_ATTEMPTS = 4096
+"""Calls of which it is remembered how often they ran; a call that comes back is a new attempt."""
 
 
 class ToolDesk:
@@ -32,7 +38,7 @@ class ToolDesk:
         clock: Clock,
         caller: Callable[[], Caller],
         last_session: Callable[[Caller], str | None],
-        is_control_flow: Callable[[BaseException], bool],
+        host: Host,
         waits: Callable[[Caller, Forecast | None], None] | None = None,
         slim: Callable[..., str] | None = None,
     ) -> None:
@@ -43,7 +49,10 @@ class ToolDesk:
         self._clock = clock
         self.caller = caller
         self._last_session = last_session
-        self.is_control_flow = is_control_flow
+        self.is_control_flow = host.is_control_flow
+        self._alive: Callable[[], None] | None = getattr(host, "alive", None)
+        self._attempts: OrderedDict[tuple[str, str], int] = OrderedDict()
+        self._lock = threading.Lock()
         self._waits = waits
         self._slim = slim
 
@@ -54,6 +63,7 @@ class ToolDesk:
         try:
             scope.task, scope.branch, scope.node = caller.task, caller.branch, caller.node
             scope.started_s = self._clock.now_s()
+            scope.attempt = self._attempts.get((scope.task, scope.call_id), 0) + 1
             if scope.session is None:
                 scope.session = self._last_session(caller)
             scope.forecast = self._forecaster.forecast(
@@ -82,6 +92,8 @@ class ToolDesk:
         if scope.started_s is None or scope.progress_share is None:
             return
         try:
+            if self._alive is not None:
+                self._alive()
             elapsed_s = self._clock.now_s() - scope.started_s
             forecast = progress_forecast(elapsed_s, scope.progress_share, scope.forecast)
             if forecast is None:
@@ -113,6 +125,15 @@ class ToolDesk:
             failed = scope.status is ToolStatus.FAILED
             self._emitter.tool(HintKind.TOOL_ERROR if failed else HintKind.TOOL_END, scope)
             scope.started_s = None
+            if scope.status is not ToolStatus.PAUSED:  # a call that was paused goes on
+                self._ran((scope.task, scope.call_id), scope.attempt)
             self._books.tool_call(scope, actual_s=actual_s)
         except Exception as error:
             log.failed("tool_end_failed", tool=scope.tool, error=repr(error))
+
+    def _ran(self, call: tuple[str, str], attempt: int) -> None:
+        with self._lock:
+            self._attempts[call] = attempt
+            self._attempts.move_to_end(call)
+            if len(self._attempts) > MAX_ATTEMPTS:
+                self._attempts.popitem(last=False)

@@ -40,6 +40,7 @@ class Emitter:
             call_id=scope.call_id,
             tool=scope.tool,
             command=scope.command,
+            attempt=scope.attempt,
             status=scope.status,
             expect_s=scope.expect_s,
             progress=scope.progress_share,

@@ -11,8 +11,8 @@ from agentkv.core.forecast import Forecast
 from agentkv.core.hint import ToolStatus
 from agentkv.core.task import Caller
 
-_announced: ContextVar[ToolScope | None] = ContextVar("agentkv_announced_tool", default=None)
-"""The call that a framework's callback told of in this context: a scope inside it is the same wait."""
+_innermost: ContextVar[ToolScope | None] = ContextVar("agentkv_tool", default=None)
+"""The scope that was opened last in this context; scopes know the one around them."""
 
 
 class Switchboard(Protocol):
@@ -35,8 +35,9 @@ class ToolScope:
     """
 
     __slots__ = (
-        "_board", "arg_bytes", "branch", "call_id", "command", "duration_key", "expect_s", "forecast", "joined", "node",
-        "progress_share", "session", "started_s", "status", "task", "timeout_s", "tool",
+        "_announced", "_around", "_board", "_open", "arg_bytes", "attempt", "branch", "call_id", "command", "duration_key",
+        "expect_s", "forecast", "joined", "node", "progress_share", "session", "started_s", "status", "task", "timeout_s",
+        "tool",
     )  # fmt: skip
 
     def __init__(
@@ -66,17 +67,28 @@ class ToolScope:
         self.forecast: Forecast | None = None
         self.progress_share: float | None = None
         self.status = ToolStatus.RUNNING
+        self.attempt = 1
         self.joined: ToolScope | None = None
+        self._around: ToolScope | None = None
+        self._announced = False
+        self._open = False
 
-    def announce(self) -> None:
-        """Enter for a framework's callback: scopes that the tool itself opens join this one instead of counting."""
-        self.__enter__()
-        _announced.set(self)
+    def announce(self) -> Self:
+        """Enter for a whole tool: scopes that are opened inside, by whomever, join this one instead of counting.
 
-    def _outer(self) -> ToolScope | None:
+        For frameworks' callbacks and wrappers; the end is `__exit__` as ever.
+        """
+        self._announced = True
+        return self.__enter__()
+
+    def _outer(self, around: ToolScope | None) -> ToolScope | None:
         """The announced call that this scope is a part of: running, of the same desk, task and branch."""
-        outer = _announced.get()
-        if outer is None or outer is self or outer.started_s is None or outer._board is not self._board:
+        while around is not None and not (around._announced and around._open and around._board is self._board):
+            around = around._around
+        if around is None:
+            return None
+        outer = around.joined or around
+        if outer.started_s is None:
             return None
         caller = self._board.caller()
         return outer if (outer.task, outer.branch) == (caller.task, caller.branch) else None
@@ -98,15 +110,25 @@ class ToolScope:
         return self._board.slimmed(text, self)
 
     def __enter__(self) -> Self:
-        self.joined = self._outer()
+        self._around = around = _still_open(_innermost.get())
+        self.joined = None if around is None else self._outer(around)
         if self.joined is None:
             self._board.tool_started(self)
+        self._open = True
+        _innermost.set(self)
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        self.status = self._status_after(error)
+        self.end(self._status_after(error))
+
+    def end(self, status: ToolStatus) -> None:
+        """Close the call as `status`: for a tool that answers with its failure instead of raising it."""
+        self.status = status
+        self._open = False
+        if _innermost.get() is self:
+            _innermost.set(_still_open(self._around))
         if self.joined is None:
             self._board.tool_ended(self)
 
@@ -128,3 +150,18 @@ class ToolScope:
         if self._board.is_control_flow(error):
             return ToolStatus.PAUSED
         return ToolStatus.FAILED
+
+
+def innermost(board: Switchboard) -> ToolScope | None:
+    """The call of this desk that runs here: the one that was opened last in this context and is still open."""
+    scope = _innermost.get()
+    while scope is not None and not (scope._open and scope._board is board):
+        scope = scope._around
+    return scope
+
+
+def _still_open(scope: ToolScope | None) -> ToolScope | None:
+    """The innermost scope that is open: what is over is not held on to, in whatever order scopes end."""
+    while scope is not None and not scope._open:
+        scope = scope._around
+    return scope

@@ -13,16 +13,28 @@ if TYPE_CHECKING:
     from agentkv_langgraph.host import LangGraphHost
     from agentkv_langgraph.memory import StoreMemory
     from agentkv_langgraph.outputs import read_output_tool, slim_tool_message
+    from agentkv_langgraph.tools import BudgetStop, tool_wrappers
 
-__all__ = ["AgentKVCallback", "ChatAgentKV", "LangGraphHost", "StoreMemory", "read_output_tool", "slim_tool_message"]
+__all__ = [
+    "AgentKVCallback",
+    "BudgetStop",
+    "ChatAgentKV",
+    "LangGraphHost",
+    "StoreMemory",
+    "read_output_tool",
+    "slim_tool_message",
+    "tool_wrappers",
+]
 
 _HOMES = {
     "AgentKVCallback": "callback",
+    "BudgetStop": "tools",
     "ChatAgentKV": "chat",
     "LangGraphHost": "host",
     "StoreMemory": "memory",
     "read_output_tool": "outputs",
     "slim_tool_message": "outputs",
+    "tool_wrappers": "tools",
 }
 
 

@@ -13,10 +13,10 @@ from langchain_core.runnables.config import var_child_runnable_config
 from langgraph.errors import GraphBubbleUp
 
 from agentkv.core.task import Caller
-from agentkv.errors import ConfigError
+from agentkv.errors import BudgetExceeded, ConfigError
 from agentkv.log import failed
 from agentkv.runtime.hosts import Enter, Leave
-from agentkv_langgraph.caller import caller_of_config
+from agentkv_langgraph.caller import _RUNTIME_KEY, caller_of_config
 from agentkv_langgraph.nodes import wrap
 
 
@@ -53,4 +53,17 @@ class LangGraphHost:
 
     def is_control_flow(self, error: BaseException) -> bool:
         """Interrupts, parent commands and drains: LangGraph's steering, an Exception by type but no failure."""
-        return isinstance(error, GraphBubbleUp)
+        return isinstance(error, GraphBubbleUp) and not isinstance(error, BudgetExceeded)
+
+    def wrap_tool(self, tool: Any, owner: Any, options: Any) -> Any:
+        """A LangChain tool object whose calls are told; None for anything else."""
+        from agentkv_langgraph.tools import wrap_tool
+
+        return wrap_tool(tool, owner, options)
+
+    def alive(self) -> None:
+        """A tool told its progress: LangGraph's heartbeat, for nodes with an idle time-out."""
+        conf = (var_child_runnable_config.get() or {}).get("configurable") or {}
+        heartbeat = getattr(conf.get(_RUNTIME_KEY), "heartbeat", None)
+        if heartbeat is not None:
+            heartbeat()

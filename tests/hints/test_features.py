@@ -4,7 +4,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentkv.hints.features import _PLAIN, _is_plain, _shell_words, command_word, command_words, size_bytes
+from agentkv.hints.features import (
+    _PLAIN,
+    _is_plain,
+    _shell_words,
+    command_word,
+    command_words,
+    declared_timeout_s,
+    size_bytes,
+)
 
 
 @pytest.mark.parametrize(
@@ -139,3 +147,27 @@ def test_a_hostile_sequence_has_no_size():
             raise RuntimeError("no")
 
     assert 0 == size_bytes(Broken([1]))
+
+
+@pytest.mark.parametrize(
+    ("args", "expected_s"),
+    [
+        ({"cmd": "pytest", "timeout": 30}, 30.0),
+        ({"timeout_ms": 1500}, 1.5),
+        ({"timeout": 120_000}, 120.0),
+        ({"timeout_seconds": 2.5}, 2.5),
+        ({"command": "timeout 5m make test"}, 300.0),
+        ("timeout -k 5 30s pytest -q", 30.0),
+        ("sudo timeout --foreground 7 ls", 7.0),
+        ("timeout 3 a && b", None),
+        ("echo timeout 3 ", None),
+        ({"timeout": True}, None),
+        ({"timeout": -1}, None),
+        ({"timeout": "soon"}, None),
+        (["timeout", "3", "ls"], None),
+        (None, None),
+    ],
+)
+def test_a_declared_timeout_is_read_from_the_arguments(args, expected_s):
+    """Keys with and without units, and command lines that one `timeout` wraps as a whole; never an error."""
+    assert expected_s == declared_timeout_s(args)
