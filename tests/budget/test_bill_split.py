@@ -269,3 +269,44 @@ def test_a_cache_answer_beside_a_real_call_is_told_apart():
     one = bill(call(100, cost_usd=Decimal("0.2")), call(100, cost_usd=Decimal(0), served_locally=True))
     assert (Decimal("0.2"), 1) == (one.cost_usd, one.to_json()["served_locally"])
     assert "1 served locally" in str(one)
+
+
+def test_a_summary_call_does_not_lengthen_its_session():
+    """The next prompt carries what the last answer left, not what the summary wrote."""
+    one = bill(
+        call(100, output=5, session="a"),
+        call(20, 100, output=50, session="a", purpose="summary"),
+        call(130, session="a"),
+    )
+    assert 105 + 170 == tokens_of(one)["context"]
+
+
+def test_a_session_that_goes_on_in_another_branch_is_told_nothing_again():
+    """It carries its context."""
+    one = bill(call(100, output=5, session="a"), call(20, 105, output=5, session="a", branch="x:1"))
+    assert {"inference": 105 + 20 + 5, "context": 105, "communication": 0} == tokens_of(one)
+
+
+def test_shares_are_of_weight_while_a_price_is_missing():
+    """Else the calls without a price would have cost nothing."""
+    dear = call(100, output=0, session="a", cost_usd=Decimal(1))
+    later = {"fresh": 0, "cached": 1000, "output": 0, "session": "b", "purpose": "summary"}
+    assert 0.0 == bill(dear, call(**later, cost_usd=Decimal(0))).split.shares()["context"]
+    assert 0.5 == pytest.approx(bill(dear, call(**later)).split.shares()["context"])
+
+
+def test_a_summary_that_became_a_fold_was_used():
+    """Only a failed fold throws it away."""
+    facts = [call(purpose="summary", session="s"), ContextFact(task="t", session="s", event="fold")]
+    assert 0 == bill(*facts).work.unused_calls
+
+
+def test_parallel_tools_hide_a_restore_once():
+    """Two waits that overlap are one."""
+    one = bill(
+        ToolCallFact(task="t", session="a", at_ms=10_000, actual_s=5.0),
+        ToolCallFact(task="t", session="a", at_ms=9_000, actual_s=3.0),
+        ToolCallFact(task="t", session="a", at_ms=20_000, actual_s=1.0),
+        MoveFact(task="t", session="a", action="prefetch", to="device", at_ms=6_500, seconds=1.0),
+    )
+    assert 1.0 == pytest.approx(one.stalls.hidden_s)

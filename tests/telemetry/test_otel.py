@@ -13,6 +13,7 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import StatusCode
 
+from agentkv import log
 from agentkv.budget.bill import Bill
 from agentkv.budget.facts import ModelCall, OutcomeFact, TaskFact
 from agentkv.budget.ledger import Ledger
@@ -145,8 +146,16 @@ def test_ten_thousand_tasks_leave_nothing_behind(seen):
 
 def test_an_outcome_that_is_told_after_the_end_opens_no_new_span(seen, facts):
     """Nothing would ever end it."""
+    before = log.counters["ledger_listener_failed"]
     seen.tell([*facts, OutcomeFact(task="t", completed=False)])
-    assert {} == dict(seen.telemetry._open)
+    assert ({}, before) == (dict(seen.telemetry._open), log.counters["ledger_listener_failed"])
+
+
+def test_money_keeps_every_digit(seen):
+    """A number has sixteen of them, the text all."""
+    cost = Decimal("0.1234567890123456789012")
+    (chat,) = seen.tell([ModelCall(task="t", cost_usd=cost)]).spans(names.CHAT)
+    assert cost == Decimal(chat.attributes[names.COST_USD_EXACT])
 
 
 def test_what_is_closed_hears_nothing(seen, facts):
