@@ -1,21 +1,24 @@
 """RemoteEngine: any OpenAI-compatible endpoint, through the openai package.
 
 Covers: streamed chats and raw prompts, tool calls, usage (asked for, and counted here where a server reports none),
-cancel that closes the connection, errors as RemoteError. Does not cover: hints to a foreign engine, nor forced tokens.
+cancel that closes the connection, errors as RemoteError. Does not cover: hints to a foreign engine (`routing` is
+asked what a request is to carry), nor forced tokens.
 All calls run on one event-loop thread, so that a cancel bites at any point, before the first byte too.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import re
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 from agentkv import log
 from agentkv.clock import Clock, SystemClock
@@ -28,6 +31,19 @@ from agentkv.engine.loop import LoopThread
 from agentkv.engine.wire import Gathered, call_arguments, texts_of
 from agentkv.errors import Closed, ConfigError, RemoteError, RequestInvalid
 
+
+class Routing(Protocol):
+    """Who knows more body fields for a session's next call, and is told when that is over. May block."""
+
+    def fields(self, session: str) -> Mapping[str, Any]:
+        """The fields; nothing where there is nothing to say."""
+        ...
+
+    def ended(self, session: str, *, tokens: int, cached_tokens: int | None) -> None:
+        """The call that got fields is over; its context holds `tokens`, of which `cached_tokens` were reused."""
+        ...
+
+
 _TOKENS_PER_MESSAGE = 4  # what a chat template adds around each message, about
 
 
@@ -38,6 +54,9 @@ class _Call:
     gathered: Gathered = field(default_factory=Gathered)
     sent: bool = False
     opened: bool = False
+    fields: Mapping[str, Any] = field(default_factory=dict)
+    used: Usage = field(default_factory=Usage)
+    told: bool = False
     failed: list[FailedTry] = field(default_factory=list)
 
 
@@ -79,6 +98,8 @@ class RemoteEngine:
         if not model or timeout_s <= 0 or max_retries < 0 or max_parallel < 1:
             raise ConfigError(f"{model=}, {timeout_s=}, {max_retries=}, {max_parallel=}: one of them cannot work")
         self.model = model
+        self.routing: Routing | None = None
+        self._base_url = base_url
         self._shown_url = re.sub(r"//[^/@]*@", "//", base_url)  # without a password
         self._key = api_key or os.environ.get("OPENAI_API_KEY") or ""
         self._client = openai.AsyncOpenAI(
@@ -93,12 +114,18 @@ class RemoteEngine:
         self._clock = clock or SystemClock()
         self._loop = LoopThread("agentkv-remote")
         self._free = asyncio.Semaphore(max_parallel)
+        self._askers = ThreadPoolExecutor(max_parallel, "agentkv-routing")  # each may wait; `ended` never for them
         self._takes_usage_option: bool | None = None
         self._lock = threading.Lock()
         self._running: set[Stream] = set()
         self._counts = {"calls": 0, "failed": 0, "estimated_calls": 0}
         self._used = Usage()
         self._closed = False
+
+    @property
+    def endpoint(self) -> Mapping[str, str]:
+        """Where the server is, for whoever else speaks to it; holds the key."""
+        return {"base_url": self._base_url, "api_key": self._key}
 
     # -- Engine
 
@@ -145,6 +172,7 @@ class RemoteEngine:
         for stream in streams:
             stream.fail(Closed("the RemoteEngine was closed"))
         self._loop.close(last=self._client.close)
+        self._askers.shutdown(wait=False, cancel_futures=True)
 
     # -- a call, on the loop's thread
 
@@ -153,7 +181,7 @@ class RemoteEngine:
         _call.set(call)  # each call is a task of its own
         stream.spent = lambda: self._spent(request, call)
         try:
-            async with self._free:
+            async with self._free, self._routed(request, call):
                 generation = await self._answer(request, stream, submitted_s, call)
         except Exception as error:
             self._counts["failed"] += 1
@@ -163,12 +191,31 @@ class RemoteEngine:
             stream.attempts = self._attempts(call.failed, request, generation.usage)
             stream.finish(generation)
 
+    @contextlib.asynccontextmanager
+    async def _routed(self, request: Request, call: _Call) -> AsyncIterator[None]:
+        """Around a call: what its routing wants it to carry, and what that is told afterwards."""
+        routing, session = self.routing, request.session or request.caller.task
+        if routing is None:
+            yield
+            return
+        asked = asyncio.get_running_loop().run_in_executor(self._askers, _fields, routing, session)
+        try:
+            call.fields = await asyncio.shield(asked)
+            yield
+        finally:
+            if not asked.done():  # cancelled meanwhile: what it still gets is given back
+                asked.add_done_callback(partial(_give_back, routing, session))
+            elif asked.result():
+                tokens = call.used.input_tokens + call.used.output_tokens
+                cached = call.used.cached_tokens if call.told else None
+                await asyncio.to_thread(_ended, routing, session, tokens, cached)
+
     async def _answer(self, request: Request, stream: Stream, submitted_s: float, call: _Call) -> Generation:
         started_s = self._clock.now_s()
         first_s = None
         gathered = call.gathered
         call.sent = True
-        async with await self._open(request) as chunks:
+        async with await self._open(request, call.fields) as chunks:
             call.opened = True
             stream.attempts = self._attempts(call.failed, request)  # the caller may cancel from here on
             async for chunk in chunks:
@@ -181,6 +228,7 @@ class RemoteEngine:
         spent = self._spent(request, call)
         self._counts["estimated_calls"] += spent.estimated
         self._used += spent.usage
+        call.used, call.told = spent.usage, not spent.estimated
         ended_s = self._clock.now_s()
         first_s = ended_s if first_s is None else first_s
         return Generation(
@@ -204,7 +252,7 @@ class RemoteEngine:
             cached_by=spent.cached_by,
         )
 
-    async def _open(self, request: Request) -> Any:
+    async def _open(self, request: Request, fields: Mapping[str, Any]) -> Any:
         """Start the HTTP call, asking for usage.
 
         A server that rejects the question is asked once without, and never again with it.
@@ -212,6 +260,8 @@ class RemoteEngine:
         import openai
 
         arguments = call_arguments(request, model=self.model, max_tokens_field=self._max_tokens_field)
+        if fields:
+            arguments["extra_body"] = dict(fields)
         create: Any = self._client.completions.create
         if request.messages is not None:
             create = self._client.chat.completions.create
@@ -262,3 +312,23 @@ class RemoteEngine:
         told = RemoteError(message, status=status)
         told.__cause__ = None if self._key and self._key in str(error) else error
         return told
+
+
+def _fields(routing: Routing, session: str) -> Mapping[str, Any]:
+    try:
+        return routing.fields(session)
+    except Exception as error:
+        log.failed("routing_failed", error=repr(error))
+        return {}
+
+
+def _ended(routing: Routing, session: str, tokens: int, cached_tokens: int | None) -> None:
+    try:
+        routing.ended(session, tokens=tokens, cached_tokens=cached_tokens)
+    except Exception as error:
+        log.failed("routing_failed", error=repr(error))
+
+
+def _give_back(routing: Routing, session: str, asked: asyncio.Future[Mapping[str, Any]]) -> None:
+    if not asked.cancelled() and asked.result():
+        asyncio.get_running_loop().run_in_executor(None, _ended, routing, session, 0, None)

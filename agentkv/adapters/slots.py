@@ -1,0 +1,209 @@
+"""SlotPool: which session's context is in which of a server's slots, and in which file.
+
+Covers the bookkeeping for more sessions than slots, as instructions to save, restore and erase. No I/O and no clock:
+whoever carries the instructions out tells what came of them. Wrong beliefs cost time, never tokens: the server compares
+the prompt with what a slot really holds. File names are counters, never a session's name, and are used again.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+Deed = Literal["save", "restore", "erase"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Step:
+    """An instruction: `file` is "" where none is needed."""
+
+    deed: Deed
+    slot: int
+    session: str
+    file: str = ""
+
+
+@dataclass(slots=True)
+class Held:
+    """What is known of one session. `clean`: the file holds what the slot holds. `sure`: so does the slot itself. `over`: drop it after this call."""
+
+    slot: int | None = None
+    file: str = ""
+    clean: bool = False
+    sure: bool = True
+    busy: bool = False
+    over: bool = False
+    tokens: int = 0
+    due_s: float | None = None
+    used_s: float = 0.0
+
+    def left_s(self, now_s: float) -> float:
+        """How long until its next call, as far as anybody knows: silent or overdue for x, it stays so for about x."""
+        due_s = self.used_s if self.due_s is None else self.due_s
+        return abs(due_s - now_s)
+
+
+class SlotPool:
+    """Books of `slots` slots. Not thread-safe."""
+
+    def __init__(self, slots: int, *, prefix: str) -> None:
+        if slots < 1:
+            raise ValueError(f"{slots} slots: at least one is needed")
+        self.slots = slots
+        self._prefix = prefix
+        self.sessions: dict[str, Held] = {}
+        self._files = 0
+        self._spare: list[str] = []  # names of files that hold nothing
+        self._stale: list[str] = []  # names of files of sessions that have ended
+
+    def free_slots(self) -> list[int]:
+        """Slots that no session holds."""
+        taken = {held.slot for held in self.sessions.values()}
+        return [slot for slot in range(self.slots) if slot not in taken]
+
+    def claim(self, session: str, now_s: float) -> tuple[int, list[Step]] | None:
+        """A slot for a call of `session`, which is busy from now on, and what must be done first.
+
+        None while every slot computes, or while another call of this session runs.
+        """
+        held = self.sessions.get(session) or Held()
+        if held.busy:
+            return None
+        steps: list[Step] = []
+        if held.slot is None:
+            room = self._room(now_s, least_s=-1.0)
+            if room is None:
+                return None
+            slot, steps = room
+            steps += self._brought(session, held, slot)
+        elif not held.sure:
+            steps = self._brought(session, held, held.slot)
+        self.sessions[session] = held
+        held.busy, held.due_s, held.used_s = True, None, now_s
+        assert held.slot is not None
+        return held.slot, steps
+
+    def release(self, session: str, now_s: float, *, tokens: int) -> list[Step]:
+        """The call of `session` is over, and its slot holds more than its file; what to do if the session is, too."""
+        held = self.sessions.get(session)
+        if held is None or not held.busy:
+            return []
+        held.busy, held.clean, held.sure, held.used_s = False, False, True, now_s
+        held.tokens = max(0, tokens)
+        return self.drop(session) if held.over else []
+
+    def save(self, session: str) -> list[Step]:
+        """Copy an idle slot to the session's file, unless that is done."""
+        held = self.sessions.get(session)
+        if held is None or held.busy or held.slot is None or held.clean or not held.sure:
+            return []
+        held.file = held.file or self._name()
+        held.clean = True
+        return [Step(deed="save", slot=held.slot, session=session, file=held.file)]
+
+    def leave(self, session: str) -> list[Step]:
+        """Save, and free the slot."""
+        steps = self.save(session)
+        held = self.sessions.get(session)
+        if held is None or held.busy or held.slot is None:
+            return steps
+        steps.append(Step(deed="erase", slot=held.slot, session=session))
+        held.slot = None
+        return steps
+
+    def bring_back(self, session: str, now_s: float) -> list[Step] | None:
+        """Restore the session's file into a slot that is free, or whose session is due later; None if there is none."""
+        held = self.sessions.get(session)
+        if held is None or held.busy or held.slot is not None or not held.file:
+            return []
+        room = self._room(now_s, least_s=held.left_s(now_s))
+        if room is None:
+            return None
+        slot, steps = room
+        return steps + self._brought(session, held, slot)
+
+    def drop(self, session: str) -> list[Step]:
+        """The session is over: its slot is erased, and its file is overwritten with nothing as soon as may be."""
+        held = self.sessions.get(session)
+        if held is None:
+            return []
+        if held.busy:  # its last call was given up, and the slot computes until that is noticed
+            held.over = True
+            return []
+        del self.sessions[session]
+        if held.file:
+            self._stale.append(held.file)
+        free = self.free_slots()
+        slot = held.slot if held.slot is not None else free[0] if free else None
+        if slot is None:
+            return []
+        steps = [Step(deed="erase", slot=slot, session=session)]
+        steps += [Step(deed="save", slot=slot, session=session, file=name) for name in self._stale]
+        self._spare += self._stale
+        self._stale = []
+        return steps
+
+    def failed(self, step: Step) -> None:
+        """A step was not carried out: what it was to copy counts as lost."""
+        if step.deed == "erase":
+            return
+        if step.file in self._spare:  # it was to be overwritten with nothing
+            self._spare.remove(step.file)
+            self._stale.append(step.file)
+        held = self.sessions.get(step.session)
+        if held is not None and held.file == step.file:  # its content is unknown now
+            held.file, held.clean = "", False
+            self._stale.append(step.file)
+
+    def disturb(self) -> None:
+        """Somebody else may have used any idle slot: bring contexts back from their files before trusting a slot."""
+        for held in self.sessions.values():
+            if not held.busy:
+                held.sure = False
+
+    def forget_slots(self) -> None:
+        """The server has restarted: slots are empty, files are there."""
+        for held in self.sessions.values():
+            held.sure = held.busy
+            if not held.busy:
+                held.slot = None
+
+    def check(self) -> None:
+        """Every redundant fact, recomputed; AssertionError where the books are wrong."""
+        slots = [held.slot for held in self.sessions.values() if held.slot is not None]
+        assert len(set(slots)) == len(slots), "two sessions in one slot"
+        assert all(0 <= slot < self.slots for slot in slots), "a slot that does not exist"
+        files = [held.file for held in self.sessions.values() if held.file] + self._spare + self._stale
+        assert len(set(files)) == len(files), "one file for two"
+        assert len(files) <= self._files, "a file from nowhere"
+        for held in self.sessions.values():
+            assert held.slot is not None or not held.busy, "a call without a slot"
+            assert held.file or not held.clean, "clean without a file"
+
+    def _room(self, now_s: float, *, least_s: float) -> tuple[int, list[Step]] | None:
+        """A free slot, or that of the idle session that is due last (in more than `least_s`), saved first."""
+        free = self.free_slots()
+        if free:
+            return free[0], []
+        idle = [(h.left_s(now_s), name) for name, h in self.sessions.items() if h.slot is not None and not h.busy]
+        if not idle or max(idle)[0] <= least_s:
+            return None
+        name = max(idle)[1]
+        steps = self.save(name)
+        slot = self.sessions[name].slot
+        assert slot is not None
+        self.sessions[name].slot = None
+        return slot, steps
+
+    def _brought(self, session: str, held: Held, slot: int) -> list[Step]:
+        """Put the session into `slot`, with what its file holds: an older context is still the beginning of the newest."""
+        held.slot, held.sure, held.clean = slot, True, bool(held.file)
+        if not held.file:
+            return []
+        return [Step(deed="restore", slot=slot, session=session, file=held.file)]
+
+    def _name(self) -> str:
+        if self._spare:
+            return self._spare.pop()
+        self._files += 1
+        return f"{self._prefix}-{self._files}.bin"

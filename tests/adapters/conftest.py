@@ -1,0 +1,48 @@
+"""A llama.cpp server without a model: slots and files as the real one keeps them, and what was done to them."""
+
+from __future__ import annotations
+
+import pytest
+
+from agentkv.adapters.strict import CHAT_FIELDS, StrictServer
+
+
+class FakeLlama(StrictServer):
+    """Slots hold a number of tokens; files too. `broken`: deeds that answer 400. `saves`: with --slot-save-path."""
+
+    def __init__(self, slots: int = 2) -> None:
+        super().__init__(accepts=CHAT_FIELDS | {"id_slot"})
+        self.slots = dict.fromkeys(range(slots), 0)
+        self.files: dict[str, int] = {}
+        self.deeds: list[tuple[str, int, str]] = []
+        self.broken: set[str] = set()
+        self.saves = True
+        self.routes = {"GET /slots": lambda _: (200, [{"id": slot} for slot in self.slots])}
+        self.routes["GET /props"] = lambda _: (200, {"total_slots": len(self.slots)})
+        for slot in self.slots:
+            for deed in ("save", "restore", "erase"):
+                self.routes[f"POST /slots/{slot}?action={deed}"] = self._deed(slot, deed)
+
+    def _deed(self, slot, deed):
+        def done(body):
+            name = body.get("filename", "")
+            self.deeds.append((deed, slot, name))
+            if not self.saves:
+                return 501, {"error": {"message": "start it with --slot-save-path"}}
+            if deed in self.broken or (deed == "restore" and name not in self.files):
+                return 400, {"error": {"message": "unable"}}
+            if deed == "save":
+                self.files[name] = self.slots[slot]
+            elif deed == "restore":
+                self.slots[slot] = self.files[name]
+            else:
+                self.slots[slot] = 0
+            return 200, {"id_slot": slot, "n_restored": self.slots[slot], "timings": {"restore_ms": 1.0}}
+
+        return done
+
+
+@pytest.fixture
+def llama():
+    with FakeLlama() as server:
+        yield server

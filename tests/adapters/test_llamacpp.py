@@ -1,0 +1,213 @@
+"""LlamaCpp against a server that keeps slots and files as the real one does: hints, calls, faults, restarts."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+from agentkv.adapters.base import Outcome
+from agentkv.adapters.llamacpp import LlamaCpp
+from agentkv.clock import ManualClock
+from agentkv.core.forecast import Forecast
+from agentkv.core.hint import Hint, HintKind, ToolFacts
+
+
+@pytest.fixture
+def adapter(llama):
+    made = LlamaCpp(llama.url, clock=ManualClock(100.0), room_s=5.0)
+    yield made
+    made.close()
+
+
+def hint(kind, session, *, wait_s=(10.0, 20.0, 30.0), call_id="c"):
+    call = wait = None
+    if kind.startswith("tool"):
+        call = ToolFacts(call_id=call_id, tool="pytest")
+        wait = Forecast(remaining_s=wait_s, n=3, source="history") if "start" in kind or "update" in kind else None
+    return Hint(id="h", kind=HintKind(kind), at_s=0.0, ts_ms=0, task=session, session=session, call=call, wait=wait)
+
+
+def tell(adapter, *args, **options):
+    return adapter.deliver(hint(*args, **options), 1.0)
+
+
+def turn(adapter, llama, session, tokens=1000):
+    fields = adapter.fields(session)
+    if "id_slot" in fields:
+        llama.slots[fields["id_slot"]] = tokens
+        adapter.ended(session, tokens=tokens, cached_tokens=None)
+    return fields
+
+
+def test_each_session_is_routed_to_its_own_slot(adapter, llama):
+    """And comes back to it."""
+    assert {"id_slot": 0} == turn(adapter, llama, "a")
+    assert {"id_slot": 1} == turn(adapter, llama, "b")
+    assert {"id_slot": 0} == turn(adapter, llama, "a")
+    assert [] == llama.deeds
+
+
+def test_with_a_free_slot_nothing_moves(adapter, llama):
+    """A move needs a reason."""
+    turn(adapter, llama, "a")
+    assert Outcome.ADVISORY is tell(adapter, "tool_start", "a").outcome
+    assert [] == llama.deeds
+
+
+def test_a_waiting_context_is_written_ahead_when_slots_are_short(adapter, llama):
+    """So that it can give way at once; the next session finds the slot without a copy."""
+    turn(adapter, llama, "a")
+    turn(adapter, llama, "b")
+    assert Outcome.APPLIED is tell(adapter, "tool_start", "a").outcome
+    assert [("save", 0)] == [deed[:2] for deed in llama.deeds]
+    assert {"id_slot": 0} == turn(adapter, llama, "c")
+    assert 1 == len(llama.deeds)
+
+
+def test_a_context_that_gave_way_is_back_before_its_next_call(adapter, llama):
+    """The call goes to the slot that the file was restored into, and its tokens are there."""
+    turn(adapter, llama, "a", 1111)
+    turn(adapter, llama, "b")
+    tell(adapter, "tool_start", "a")
+    turn(adapter, llama, "c", 333)
+    tell(adapter, "tool_start", "c", wait_s=(500.0,))
+    slot = adapter.fields("a")["id_slot"]
+    assert 1111 == llama.slots[slot]
+
+
+def test_it_is_restored_ahead_when_a_slot_is_free(adapter, llama):
+    """The policy asks again in time, and the tick brings the context back without a call."""
+    turn(adapter, llama, "a", 1111)
+    turn(adapter, llama, "b")
+    tell(adapter, "tool_start", "a")
+    turn(adapter, llama, "c")
+    tell(adapter, "session_end", "c")
+    adapter._clock.advance(40.0)
+    deeds, _ = adapter.tick()
+    assert ("restore", Outcome.APPLIED) in [(deed.kind, deed.outcome) for deed in deeds]
+    assert 1111 == llama.slots[0]
+
+
+def test_the_end_of_a_tool_brings_the_context_back(adapter, llama):
+    """Its call will come at once; whoever is due later gives way."""
+    turn(adapter, llama, "a", 1111)
+    turn(adapter, llama, "b")
+    tell(adapter, "tool_start", "a")
+    turn(adapter, llama, "c")
+    tell(adapter, "tool_start", "c", wait_s=(500.0,))
+    assert Outcome.APPLIED is tell(adapter, "tool_end", "a").outcome
+    assert 1111 in llama.slots.values()
+
+
+def test_a_context_waits_for_the_last_of_its_tools(adapter, llama):
+    """The end of one of two is no end of the wait."""
+    turn(adapter, llama, "a")
+    turn(adapter, llama, "b")
+    tell(adapter, "tool_start", "a", call_id="1")
+    tell(adapter, "tool_start", "a", call_id="2", wait_s=(60.0,))
+    turn(adapter, llama, "c")
+    assert "restore" not in tell(adapter, "tool_end", "a", call_id="1").detail
+
+
+def test_the_end_of_a_session_leaves_nothing_behind(adapter, llama):
+    """Slot and file are empty afterwards."""
+    turn(adapter, llama, "a", 1111)
+    turn(adapter, llama, "b")
+    tell(adapter, "tool_start", "a")
+    assert 1111 in llama.files.values()
+    assert Outcome.APPLIED is tell(adapter, "session_end", "a").outcome
+    assert 0 == llama.slots[0]
+    assert [0] == list(llama.files.values())
+
+
+def test_a_call_waits_until_a_slot_is_idle(adapter, llama):
+    """With every slot computing, the third call goes when the first ends, and meanwhile nothing is asked of busy slots."""
+    adapter.fields("a")
+    adapter.fields("b")
+    found = []
+    thread = threading.Thread(target=lambda: found.append(adapter.fields("c")))
+    thread.start()
+    thread.join(0.1)
+    assert [] == found
+    adapter.ended("a", tokens=10, cached_tokens=0)
+    thread.join(5)
+    assert [{"id_slot": 0}] == found
+    assert [("save", 0)] == [deed[:2] for deed in llama.deeds]
+
+
+def test_a_second_call_of_a_busy_session_is_not_routed(adapter, llama):
+    """Branches of one task may call at the same time."""
+    adapter.fields("a")
+    assert {} == adapter.fields("a")
+
+
+def test_calls_of_nobody_are_not_routed(adapter):
+    """What is attributed to no task has no context of its own."""
+    assert {} == adapter.fields("unattributed")
+
+
+@pytest.mark.parametrize("deed", ["save", "restore"])
+def test_a_refused_deed_costs_a_receipt_and_nothing_else(adapter, llama, deed):
+    """The calls go on, to a slot that computes the context again."""
+    llama.broken = {deed}
+    turn(adapter, llama, "a")
+    turn(adapter, llama, "b")
+    tell(adapter, "tool_start", "a")
+    turn(adapter, llama, "c")
+    assert "id_slot" in turn(adapter, llama, "a")
+    outcomes = {(receipt.kind, receipt.outcome) for receipt in adapter.tick()[0]}
+    assert (deed, Outcome.FAILED) in outcomes
+    adapter._pool.check()
+
+
+def test_a_server_without_a_folder_for_slots_is_unsupported(adapter, llama):
+    """After its first refusal it is not asked again, and calls are left alone."""
+    llama.saves = False
+    turn(adapter, llama, "a")
+    turn(adapter, llama, "b")
+    assert Outcome.FAILED is tell(adapter, "tool_start", "a").outcome
+    assert Outcome.UNSUPPORTED is tell(adapter, "tool_start", "b").outcome
+    assert 1 == len(llama.deeds)
+    assert {} == adapter.fields("a")
+
+
+def test_after_a_restart_contexts_come_from_their_files(adapter, llama):
+    """Slots are empty then; what was saved is not lost."""
+    turn(adapter, llama, "a", 1111)
+    turn(adapter, llama, "b")
+    tell(adapter, "tool_start", "a")
+    llama.slots = dict.fromkeys(llama.slots, 0)
+    adapter.reset()
+    assert 1111 == llama.slots[adapter.fields("a")["id_slot"]]
+
+
+def test_a_slot_that_somebody_else_used_is_noticed_by_the_next_call(adapter, llama):
+    """Its usage says that little was reused; contexts come from their files until they are known again."""
+    turn(adapter, llama, "a", 1111)
+    turn(adapter, llama, "b")
+    tell(adapter, "tool_start", "a")
+    adapter.fields("b")
+    llama.slots = dict.fromkeys(llama.slots, 7)
+    adapter.ended("b", tokens=1000, cached_tokens=7)
+    assert 1111 == llama.slots[adapter.fields("a")["id_slot"]]
+
+
+@pytest.mark.parametrize("fault", ["hang", "html", "close", "endless"])
+def test_a_broken_server_is_a_failed_receipt(adapter, llama, fault):
+    """Whatever it does instead of an answer, within the time that was given."""
+    llama.fault = fault
+    receipt = adapter.deliver(hint("tool_start", "a"), 0.2)
+    assert Outcome.FAILED is receipt.outcome
+    llama.fault = ""
+    assert {"id_slot": 0} == adapter.fields("a")
+
+
+def test_names_of_files_say_nothing_of_a_session(adapter, llama):
+    """Hostile session names never reach the server's folder."""
+    name = "../../etc/passwd\r\nX: 1"
+    turn(adapter, llama, name)
+    turn(adapter, llama, "b")
+    tell(adapter, "tool_start", name)
+    (deed,) = llama.deeds
+    assert deed[2].replace("-", "").replace(".", "").isalnum()
