@@ -5,6 +5,7 @@ colours (`act` and `act_async`); the kinds are made from source text, because a 
 """
 
 from __future__ import annotations
+import __future__
 
 import asyncio
 import functools
@@ -136,6 +137,7 @@ SIGNATURES = {
     "previous": "state: Part, previous: Any = None",
     "everything": "state: Part, config: RunnableConfig, writer: StreamWriter, store: BaseStore, *, runtime: Runtime",
 }
+SIGNATURES["postponed everything"] = SIGNATURES["everything"]  # with annotations that are texts
 """Parameter lists by name; what is behind the state is injected."""
 
 _TEMPLATES = {
@@ -284,5 +286,7 @@ def make_node(kind: str, body: Body, signature: str = "state") -> Any:
         "RunnableConfig": RunnableConfig, "RunnableLambda": RunnableLambda, "Runtime": Runtime,
         "StreamWriter": StreamWriter, "body": body, "functools": functools, "subgraph": subgraph, "__name__": "cells",
     }  # fmt: skip
-    exec(_TEMPLATES[kind].format(params=params, args=args, returns=returns), space)
+    source = _TEMPLATES[kind].format(params=params, args=args, returns=returns)
+    flags = __future__.annotations.compiler_flag if signature.startswith("postponed") else 0
+    exec(compile(source, "<cell>", "exec", flags, dont_inherit=True), space)
     return space["node"]

@@ -67,7 +67,7 @@ class Recorder(BaseCallbackHandler):
         self.heard.append(("error", sorted(tags or ()), repr(error)))
 
     def on_chat_model_start(self, serialized, messages, *, metadata=None, **kwargs) -> None:
-        self.heard.append(("model", sorted(metadata or ())))
+        self.heard.append(("model", sorted({*(metadata or ())} - {"tags"})))  # LangChain tells tags at times
 
 
 def built(cell: Cell, body: Body, decorate: Decorate, saver: Any) -> Any:
