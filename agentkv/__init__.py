@@ -25,6 +25,7 @@ if TYPE_CHECKING:
         ConfigError,
         ModelNotFound,
         PromptTooLong,
+        QueueFull,
         RequestInvalid,
     )
     from agentkv.runtime.agentkv import AgentKV
@@ -50,6 +51,7 @@ __all__ = [
     "ModelNotFound",
     "PriorityClass",
     "PromptTooLong",
+    "QueueFull",
     "Request",
     "RequestInvalid",
     "Sampling",
@@ -80,6 +82,7 @@ _HOMES = {
     "ModelNotFound": "agentkv.errors",
     "PriorityClass": "agentkv.core.task",
     "PromptTooLong": "agentkv.errors",
+    "QueueFull": "agentkv.errors",
     "Request": "agentkv.engine.base",
     "RequestInvalid": "agentkv.errors",
     "Sampling": "agentkv.engine.base",

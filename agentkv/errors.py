@@ -12,6 +12,7 @@
     |  `- PromptTooLong                 prompt and output do not fit; carries both numbers
     |- GenerationCancelled (RuntimeError)
     |- BudgetExceeded (RuntimeError)    RuntimeError: LangGraph's default retry leaves it alone
+    |- QueueFull (RuntimeError)         no place for a task, and none to wait in; carries length and expected wait
     |- LedgerError                      a ledger that cannot be read or is newer than this program
     |- RemoteError                      a remote endpoint answered with an error
     `- Closed (RuntimeError)            used after close()
@@ -86,6 +87,23 @@ class BudgetExceeded(AgentKVError, RuntimeError):
         self.allowed = allowed
         self.used = used
         self.asked = asked
+
+
+class QueueFull(AgentKVError, RuntimeError):
+    """Too many tasks of this type run, and too many wait; or this one has waited for as long as it may.
+
+    `waiting` tasks are in the queue, which holds `limit` (None: any number); a place is to be expected in
+    `expected_wait_s` seconds (None: no task of the type has ended yet).
+    """
+
+    def __init__(
+        self, message: str, *, task_type: str, waiting: int, limit: int | None, expected_wait_s: float | None
+    ) -> None:
+        super().__init__(message)
+        self.task_type = task_type
+        self.waiting = waiting
+        self.limit = limit
+        self.expected_wait_s = expected_wait_s
 
 
 class LedgerError(AgentKVError):

@@ -12,14 +12,17 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from decimal import Decimal
-from typing import Any, Self
+from typing import Any
 
 from agentkv.budget.limits import LIMITS, ZERO, Budget, Spent, granted
+from agentkv.budget.reservation import Both, Reservation, again, spent_of
 from agentkv.budget.tally import LocalPurse, Purse, Sums, Tally
 from agentkv.clock import Clock, SystemClock
 from agentkv.core.usage import Usage
 from agentkv.errors import BudgetExceeded, ConfigError, LedgerError
 from agentkv.log import failed
+
+__all__ = ["Account", "Both", "Reservation", "again"]
 
 UNNAMED_OUTPUT = 16_384
 """Most output tokens of a call that names no limit, where neither budget nor context says less."""
@@ -40,6 +43,7 @@ class Account:
         self, task: str, budget: Budget | None = None, clock: Clock | None = None, purse: Purse | None = None
     ) -> None:
         self.task = task
+        self.shared = purse is not None
         self._purse = LocalPurse(budget or Budget()) if purse is None else purse
         self._clock = clock or SystemClock()
         self._started_s = self._clock.now_s()
@@ -47,6 +51,7 @@ class Account:
         self._attempts: dict[tuple[str, str], int] = {}
         self._told: dict[str, None] = {}
         self._longest_s = 0.0
+        self._tools_ended_at: int | None = None
         self.stopped: BudgetExceeded | None = None
         """Set by whoever decides that the task is over; every step raises it until there is more to spend."""
 
@@ -108,6 +113,11 @@ class Account:
                 for name in LIMITS
                 if (allowed := limits.limit(name)) is not None
             }
+
+    @property
+    def longest_device_s(self) -> float:
+        """Device seconds of the longest call so far."""
+        return self._longest_s
 
     # -- model calls
 
@@ -175,7 +185,7 @@ class Account:
         """Count a call that has happened without a reservation (somebody else's client made it). Never raises: the
         next reservation sees it.
         """
-        self._settle("", _of(usage, usage.calls, usd, device_seconds))
+        self.settle("", spent_of(usage, usage.calls, usd, device_seconds))
 
     # -- other steps
 
@@ -187,6 +197,14 @@ class Account:
             self._fit(tally, asked)
             tally.used.add(asked)
 
+    def tool_refused(self, refused: BudgetExceeded) -> None:
+        """A tool call was refused. The model is told so and asked once more; if it calls tools again, the task is over."""
+        calls = self.used.model_calls
+        if self._tools_ended_at is None:
+            self._tools_ended_at = calls
+        elif calls > self._tools_ended_at:
+            self.stopped = again(refused)
+
     def loop(self, kind: str, limit: int | None = None, rounds: int = 1) -> int:
         """Count rounds of a loop that start now, over the whole task; how many there were.
 
@@ -195,16 +213,17 @@ class Account:
         self._check_stopped()
         with self._purse as tally:
             used = tally.loops.get(kind, 0)
-            more = tally.grants.get(kind, 0)
-            caps = [] if limit is None else [(kind, limit + more)]
-            retries = tally.limits.plus(tally.grants).retries
-            if kind == RETRY and retries is not None:
-                caps.append(("retries", retries + more))
-            for name, allowed in caps:
+            for name, allowed in _caps(tally, kind, limit):
                 if used + rounds > allowed:
                     raise self._exceeded(name, allowed, used, rounds)
             tally.loops[kind] = used + rounds
             return used + rounds
+
+    def rounds_left(self, kind: str, limit: int | None = None) -> int | None:
+        """How many rounds of the loop are left; None without a cap."""
+        with self._purse as tally:
+            caps = [allowed for _, allowed in _caps(tally, kind, limit)]
+            return max(0, min(caps) - tally.loops.get(kind, 0)) if caps else None
 
     def attempt(self, branch: str, node: str, number: int) -> None:
         """A model call is made in a node's attempt `number`: what is above the last one there counts as retries.
@@ -305,7 +324,7 @@ class Account:
             task=self.task, limit=limit, allowed=allowed, used=used, asked=asked,
         )  # fmt: skip
 
-    def _settle(self, key: str, used: Spent) -> None:
+    def settle(self, key: str, used: Spent) -> None:
         """`key` is no longer set aside, and `used` is spent; never raises. With a key that is gone nothing is spent
         twice, unless it lapsed: then somebody has it already, and what was spent counts all the same.
         """
@@ -320,65 +339,12 @@ class Account:
             self._purse.later(key, used)
 
 
-class Reservation:
-    """Amounts set aside in an Account, until settled or released; only the first of these counts.
-
-    Leaving a `with` block releases what was not settled.
-    """
-
-    __slots__ = ("_account", "_key", "_lock", "calls", "tokens", "usd")
-
-    def __init__(self, account: Account, key: str, amount: Spent) -> None:
-        self._account = account
-        self._key: str | None = key
-        self._lock = threading.Lock()
-        self.tokens = amount.tokens
-        self.calls = amount.model_calls
-        self.usd = amount.usd
-
-    def settle(self, usage: Usage, *, usd: Decimal | None = None, device_seconds: float = 0.0) -> None:
-        """Replace the reservation by what was really used (which may be more: an engine's own count is the truth).
-
-        `usd` None: nobody knows the price, so no money is counted. Never raises.
-        """
-        self._end(_of(usage, max(self.calls, usage.calls), usd, device_seconds))
-
-    def release(self) -> None:
-        """Nothing was spent: give everything back. Never raises."""
-        self._end(Spent())
-
-    def _end(self, used: Spent) -> None:
-        with self._lock:
-            key, self._key = self._key, None
-        if key is not None:
-            self._account._settle(key, used)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.release()
-
-
-def again(refused: BudgetExceeded, more: str = "") -> BudgetExceeded:
-    """The same refusal, to be raised once more."""
-    return BudgetExceeded(
-        f"{refused}{more}",
-        task=refused.task,
-        limit=refused.limit,
-        allowed=refused.allowed,
-        used=refused.used,
-        asked=refused.asked,
-    )
-
-
-def _of(usage: Usage, calls: int, usd: Decimal | None, device_seconds: float) -> Spent:
-    return Spent(
-        tokens=usage.total_tokens,
-        model_calls=calls,
-        usd=ZERO if usd is None else usd,
-        device_seconds=max(0.0, device_seconds),
-    )
+def _caps(tally: Tally, kind: str, limit: int | None) -> list[tuple[str, int]]:
+    """The caps of a loop, by the name under which they are exceeded."""
+    more = tally.grants.get(kind, 0)
+    caps = [] if limit is None else [(kind, limit + more)]
+    retries = tally.limits.plus(tally.grants).retries
+    return [*caps, ("retries", retries + more)] if kind == RETRY and retries is not None else caps
 
 
 def _spent(sums: Sums) -> Spent:

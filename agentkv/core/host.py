@@ -36,3 +36,11 @@ class Host(Protocol):
     def is_control_flow(self, error: BaseException) -> bool:
         """True for exceptions that steer the framework (interrupts, parent commands) and are no failure."""
         ...
+
+    def interrupt(self, question: dict[str, Any], refused: Exception) -> Any:
+        """Stop the agent here and ask a person `question` (plain JSON); the answer, once the agent was resumed.
+
+        An answer that this place was given before, because the framework runs it once more, comes back as {}. Raises
+        the framework's own control flow to stop, and `refused` where nobody can be asked.
+        """
+        ...

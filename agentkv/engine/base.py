@@ -117,9 +117,7 @@ class Chunk:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Generation:
-    """The whole answer. `text` is the join of all chunks; `raw` is what the model really wrote, before tool calls
-    were taken out of it; re-send it byte for byte.
-    """
+    """`text` is the join of all chunks; `raw` is what the model really wrote, tool calls and all: send it again so."""
 
     text: str
     raw: str
@@ -139,6 +137,8 @@ class Generation:
     """The tier that a hosted model was served in; "" is the standard one."""
     cached_by: Mapping[str, int] = field(default_factory=dict)
     """The cached tokens by the tier that they came from, where an engine tells."""
+    stopped_by: str = ""
+    """ "budget": no model was asked, the call did not fit into it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

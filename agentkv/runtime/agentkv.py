@@ -24,6 +24,7 @@ from agentkv.hints.features import command_words, declared_timeout_s, size_bytes
 from agentkv.policy.rules import Rules
 from agentkv.runtime import identity
 from agentkv.runtime.books import Books
+from agentkv.runtime.budgets import Budgets
 from agentkv.runtime.build import books_for, last_session_of, planner_for, rules_of, stages_for
 from agentkv.runtime.calls import ModelCalls
 from agentkv.runtime.contexts import Contexts
@@ -75,8 +76,10 @@ class AgentKV:
             options=context, stages=stages, books=books, clock=clock, prefixes=self._prefixes, caller=self.caller,
             ask=lambda request, timeout_s: self._model_calls.ask(request, timeout_s),  # noqa: PLW0108  made below
         )  # fmt: skip
+        self.budgets = Budgets(books=books, host=host, caller=self.caller, clock=clock)
         self._desk = ToolDesk(
             planner=self._planner,
+            gate=self.budgets.gate,
             forecaster=learned.forecaster,
             books=books,
             emitter=self._emitter,
@@ -88,17 +91,10 @@ class AgentKV:
             slim=self.context.slim,
         )
         self._model_calls = ModelCalls(
-            engine=engine,
-            planner=self._planner,
-            books=books,
-            emitter=self._emitter,
-            prefixes=self._prefixes,
-            shaper=self.context.shaper,
-            caller=self.caller,
-            last_session=partial(last_session_of, engine),
-            as_is=lambda: identity.wants_as_is(self),
-            now_s=clock.now_s,
-        )
+            engine=engine, gate=self.budgets.gate, planner=self._planner, books=books, emitter=self._emitter,
+            prefixes=self._prefixes, shaper=self.context.shaper, caller=self.caller,
+            last_session=partial(last_session_of, engine), as_is=lambda: identity.wants_as_is(self), now_s=clock.now_s,
+        )  # fmt: skip
         self._endings = Endings(
             engine=engine, planner=self._planner, books=books, prefixes=self._prefixes, contexts=self.context, emitter=self._emitter
         )  # fmt: skip
@@ -252,25 +248,22 @@ class AgentKV:
         return identity.resolve(self, self.host)
 
     def task(
-        self,
-        key: str,
-        *,
-        budget: Budget | None = None,
-        priority: PriorityClass | None = None,
-        final: bool = True,
-    ) -> TaskScope:
+        self, key: str, *, budget: Budget | None = None, priority: PriorityClass | None = None, final: bool = True,
+        type: str = "", tenant: str = "",  # noqa: A002  what users call it
+    ) -> TaskScope:  # fmt: skip
         """`with kv.task("task-1", budget=...)`: what runs inside is billed to this task (sync and async).
 
         With `final` the task is destroyed at the end of the block: its KV is freed without writing a byte. With
-        final=False it stays, as a wait on a person, and a later block with the same key goes on.
+        final=False it stays, as a wait on a person, and a later block with the same key goes on. A task of a `type` that
+        `kv.budgets.limit` knows waits for its place, beside those of other types and tenants.
         """
         self._check_open()
-        return TaskScope(self, key, budget=budget, priority=priority, final=final)
+        return TaskScope(self, key, budget=budget, priority=priority, final=final, task_type=type, tenant=tenant)
 
-    def enter_task(self, key: str, *, budget: Budget | None, priority: PriorityClass | None) -> None:
+    def enter_task(self, key: str, *, budget: Budget | None, priority: PriorityClass | None, task_type: str = "") -> None:
         """Part of TaskScope's contract; use `task`."""
         self._check_open()
-        self._books.enter(key, budget=budget, priority=priority)
+        self._books.enter(key, budget=budget, priority=priority, pool=self.budgets.pool(task_type))
 
     def leave_task(self, key: str, *, final: bool) -> None:
         """Part of TaskScope's contract; use `task`."""

@@ -10,10 +10,11 @@ import threading
 from collections import OrderedDict
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from decimal import Decimal
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
-from agentkv.budget.account import Account, Reservation
+from agentkv.budget.account import Account, Both, Reservation
 from agentkv.budget.ledger import ContextFact, Ledger, ModelCall, MoveFact, TaskFact, ToolCallFact
 from agentkv.budget.limits import Budget
 from agentkv.clock import Clock
@@ -23,11 +24,13 @@ from agentkv.core.task import UNATTRIBUTED, Caller, PriorityClass, Task
 from agentkv.core.usage import Timing, Usage
 from agentkv.engine.base import Generation, Request, Stream
 from agentkv.errors import GenerationCancelled
+from agentkv.log import failed
+from agentkv.runtime.accounts import Accounts
 from agentkv.runtime.tools import ToolScope
 
 if TYPE_CHECKING:
     from agentkv.budget.bill import Bill
-    from agentkv.budget.prices import PriceTable
+    from agentkv.budget.prices import Cost, PriceTable
 
 
 MAX_IDLE_TASKS = 1024
@@ -41,6 +44,7 @@ class _Open:
     task: Task
     account: Account
     scopes: int = 0
+    pool: Account | None = None
 
 
 class Books:
@@ -58,6 +62,7 @@ class Books:
         self._lock = threading.Lock()
         self._open: OrderedDict[str, _Open] = OrderedDict()  # longest unused first
         self._closed: OrderedDict[str, Account] = OrderedDict()
+        self._accounts = Accounts(ledger, clock)
         self._owner_of_session: OrderedDict[str, tuple[str, str]] = OrderedDict()  # its task and branch
 
     # -- tasks
@@ -68,20 +73,37 @@ class Books:
         if known is None:
             self._closed.pop(key, None)
             task = Task(key=key, priority=PriorityClass.STEP if priority is None else priority)
-            known = self._open[key] = _Open(task, Account(key, budget or Budget(), clock=self._clock))
+            known = self._open[key] = _Open(task, self._accounts.open(key, budget))
             self._ledger.append(TaskFact(task=key, at_ms=self._clock.wall_ms(), event="started"))
             return known
         self._open.move_to_end(key)
-        if budget is not None:
+        if budget is not None and budget.shared and known.account.shared is False:
+            known.account = self._accounts.open(key, budget)
+        elif budget is not None:
             known.account.budget = budget
         if priority is not None:
             known.task = Task(key=key, priority=priority)
         return known
 
-    def enter(self, key: str, *, budget: Budget | None = None, priority: PriorityClass | None = None) -> None:
-        """A scope of the task opens."""
+    def enter(
+        self,
+        key: str,
+        *,
+        budget: Budget | None = None,
+        priority: PriorityClass | None = None,
+        pool: Account | None = None,
+    ) -> None:
+        """A scope of the task opens. What the task spends is counted against `pool` as well."""
         with self._lock:
-            self._known(key, budget=budget, priority=priority).scopes += 1
+            known = self._known(key, budget=budget, priority=priority)
+            known.scopes += 1
+            known.pool = pool or known.pool
+
+    def pool(self, key: str) -> Account | None:
+        """What all tasks of this one's type may spend together, if there is such a limit."""
+        with self._lock:
+            known = self._open.get(key)
+            return None if known is None else known.pool
 
     def leave(self, key: str) -> bool:
         """A scope of the task closes; True if it was the last one that is open."""
@@ -147,7 +169,18 @@ class Books:
 
     # -- facts
 
-    def watch(self, stream: Stream, request: Request, reservation: Reservation, input_tokens: int) -> None:
+    def worst_usd(self, usage: Usage, *, device_s: float) -> Decimal | None:
+        """What a call of our engine costs at most; None where no price is known."""
+        written = replace(usage, cache_write_tokens=usage.input_tokens, cache_write_long_tokens=usage.input_tokens)
+        costs = [
+            self._cost(self._model, some, self_hosted=self._self_hosted, device_s=device_s) for some in (usage, written)
+        ]
+        known = [cost.usd for cost in costs if cost is not None and cost.usd is not None]
+        return max(known) if known else None
+
+    def watch(
+        self, stream: Stream, request: Request, reservation: Reservation | Both, input_tokens: int, *, loop: str = ""
+    ) -> None:
         """Settle the reservation and write the fact when the stream ends, before its consumer learns of the end."""
         at_ms = self._clock.wall_ms()
         started_s = self._clock.now_s()
@@ -164,7 +197,6 @@ class Books:
                 timing = Timing(total_s=self._clock.now_s() - started_s)
                 status = "aborted" if isinstance(error, GenerationCancelled) else "failed"
                 session, model = request.session or "", self._model
-            reservation.settle(sum((attempt.spent.usage for attempt in stream.attempts), usage))
             caller = request.caller
             if session and request.purpose == "answer":
                 with self._lock:
@@ -190,23 +222,30 @@ class Books:
                 cached_by={} if told is None else dict(told.cached_by),
                 device_s=stream.device_s,
                 error="" if error is None else type(error).__name__,
+                loop=loop,
             )
-            for attempt in stream.attempts:  # of the same call, before the one that is the fact above
-                self._append_priced(
-                    replace(
-                        call,
-                        usage=attempt.spent.usage,
-                        timing=Timing(total_s=attempt.seconds),
-                        status="failed",
-                        estimated=attempt.spent.estimated,
-                        service_tier=attempt.spent.service_tier,
-                        cached_by={},
-                        device_s=0.0,
-                        error=attempt.error,
-                    ),
-                    self_hosted=self._self_hosted,
+            before = [  # attempts of the same call that failed
+                replace(
+                    call,
+                    usage=attempt.spent.usage,
+                    timing=Timing(total_s=attempt.seconds),
+                    status="failed",
+                    estimated=attempt.spent.estimated,
+                    service_tier=attempt.spent.service_tier,
+                    cached_by={},
+                    device_s=0.0,
+                    error=attempt.error,
                 )
-            self._append_priced(call, self_hosted=self._self_hosted)
+                for attempt in stream.attempts
+            ]
+            facts = [self._priced(fact, self_hosted=self._self_hosted) for fact in (*before, call)]
+            reservation.settle(
+                sum((fact.usage for fact in facts), Usage()),
+                usd=sum((fact.cost_usd for fact in facts if fact.cost_usd is not None), Decimal(0)),
+                device_seconds=stream.device_s,
+            )
+            for fact in facts:
+                self._ledger.append(fact)
 
             if generation is not None and generation.restored_blocks:
                 self._loaded(caller.task, generation)
@@ -231,7 +270,6 @@ class Books:
 
     def foreign_call(self, *, caller: Caller, model: str, usage: Usage, total_s: float, **about: Any) -> None:
         """A model call that did not go through us has happened; `about` are fields of the fact."""
-        self.account(caller.task).spend(usage)
         call = ModelCall(
             task=caller.task,
             node=caller.node,
@@ -244,20 +282,32 @@ class Books:
             priority=int(self.priority(caller.task)),
             **about,
         )
-        self._append_priced(call, self_hosted=False)
-
-    def _append_priced(self, call: ModelCall, *, self_hosted: bool) -> None:
-        if self._prices is not None:
-            cost = self._prices.cost(
-                call.model,
-                call.usage,
-                tier=call.service_tier,
-                device_s=call.device_s,
-                self_hosted=self_hosted,
-                served_locally=call.served_locally,
-            )
-            call = replace(call, cost_usd=cost.usd, price=cost.price)
+        call = self._priced(call, self_hosted=False)
+        for account in (self.account(caller.task), self.pool(caller.task)):
+            if account is not None:
+                account.spend(usage, usd=call.cost_usd)
         self._ledger.append(call)
+
+    def _priced(self, call: ModelCall, *, self_hosted: bool) -> ModelCall:
+        """The fact with what the call came to; without it where pricing fails."""
+        cost = self._cost(
+            call.model,
+            call.usage,
+            tier=call.service_tier,
+            device_s=call.device_s,
+            self_hosted=self_hosted,
+            served_locally=call.served_locally,
+        )
+        return call if cost is None else replace(call, cost_usd=cost.usd, price=cost.price)
+
+    def _cost(self, model: str, usage: Usage, **about: Any) -> Cost | None:
+        if self._prices is None:
+            return None
+        try:
+            return self._prices.cost(model, usage, **about)
+        except Exception as error:
+            failed("price_failed", model=model, error=repr(error))
+            return None
 
     def tool_call(self, scope: ToolScope, *, actual_s: float) -> None:
         """A tool call ended."""
@@ -337,4 +387,5 @@ class Books:
 
     def close(self) -> None:
         """Flush and close the ledger."""
+        self._accounts.close()
         self._ledger.close()

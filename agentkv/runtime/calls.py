@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import contextvars
 from collections.abc import Callable
 from dataclasses import replace
+from decimal import Decimal
 from typing import TYPE_CHECKING
 
-from agentkv.budget.account import Account, Reservation
+from agentkv.budget.account import Account, Both, Reservation, again
+from agentkv.budget.limits import ZERO
 from agentkv.core.hint import HintKind
 from agentkv.core.task import Caller, PriorityClass
+from agentkv.core.usage import Usage
 from agentkv.engine.base import Engine, Generation, Request, Stream, changed
 from agentkv.engine.deferred import deferred
+from agentkv.errors import BudgetExceeded
+from agentkv.log import warn_once
 from agentkv.runtime.books import Books
 from agentkv.runtime.emit import Emitter
+from agentkv.runtime.gate import Gate, closing_turn, in_loop, waiting
 from agentkv.runtime.planner import Planner
 from agentkv.runtime.prefixes import Prefixes
 
@@ -29,6 +36,7 @@ class ModelCalls:
         engine: Engine,
         planner: Planner | None,
         books: Books,
+        gate: Gate,
         emitter: Emitter,
         prefixes: Prefixes,
         shaper: Shaper | None,
@@ -40,6 +48,7 @@ class ModelCalls:
         self._engine = engine
         self._planner = planner
         self._books = books
+        self._gate = gate
         self._emitter = emitter
         self._prefixes = prefixes
         self._shaper = shaper
@@ -56,7 +65,8 @@ class ModelCalls:
         turn = self._shaper.turn(request)
         if turn.request is not None:
             return self._send(turn.request)
-        return deferred(turn.ready, self._send, "agentkv-context")
+        here = contextvars.copy_context()  # a framework's interrupt needs it, on whichever thread the call is sent
+        return deferred(turn.ready, lambda ready: here.run(self._send, ready), "agentkv-context")
 
     def ask(self, request: Request, timeout_s: float) -> Generation:
         """Make a call that is the runtime's own, through the same budget and books, and wait for its answer."""
@@ -65,13 +75,43 @@ class ModelCalls:
 
     def _send(self, request: Request) -> Stream:
         input_tokens = self._engine.count_tokens(request)
-        request, reservation = self._reserved(request, input_tokens)
+        kind, over = in_loop.get() or ("", None)
+
+        def reserved() -> tuple[Request, Reservation | Both]:
+            if over is not None:
+                raise again(over)
+            return self._reserved(request, input_tokens)
+
+        def started(passed: tuple[Request, Reservation | Both]) -> Stream:
+            return self._started(*passed, input_tokens, kind)
+
+        while True:
+            try:
+                passed = reserved()
+            except BudgetExceeded as refused:
+                if request.purpose != "answer":
+                    raise  # nobody asked for this call: it is left out
+                account = self._account_of(request.caller.task, refused)
+                decision = "finish" if over is not None else self._gate.refused(account, request.caller, refused)
+                if decision == "finish":
+                    return closing_turn(request, refused, self._engine.model)
+                if decision == "queue":
+                    return waiting(account, reserved, started)
+            else:
+                return started(passed)
+
+    def _account_of(self, task: str, refused: BudgetExceeded) -> Account:
+        """The account that refused: the task's, or that of all tasks of its type."""
+        pool = self._books.pool(task)
+        return pool if pool is not None and pool.task == refused.task else self._books.account(task)
+
+    def _started(self, request: Request, reservation: Reservation | Both, input_tokens: int, loop: str) -> Stream:
         try:
             stream = self._engine.submit(request)
         except BaseException:
             reservation.release()
             raise
-        self._books.watch(stream, request, reservation, input_tokens)
+        self._books.watch(stream, request, reservation, input_tokens, loop=loop)
         self._tell_turn(stream, request)
         return stream
 
@@ -81,18 +121,45 @@ class ModelCalls:
         priority = request.priority if chosen else self._books.priority(caller.task)
         return changed(request, caller=caller, priority=priority)
 
-    def _reserved(self, request: Request, input_tokens: int) -> tuple[Request, Reservation]:
+    def _reserved(self, request: Request, input_tokens: int) -> tuple[Request, Reservation | Both]:
         """The worst case set aside. A call without `max_tokens` may write what is left of the budget, and no more."""
-        account: Account = self._books.account(request.caller.task)
+        caller = request.caller
+        account, pool = self._books.account(caller.task), self._books.pool(caller.task)
+        account.attempt(caller.branch, caller.node, caller.attempt)
+        budget = account.budget
+        priced = budget.usd is not None or (pool is not None and pool.budget.usd is not None)
+        device_s = account.longest_device_s
+
+        def cost(tokens: int) -> Decimal:
+            usage = Usage(input_tokens=input_tokens, output_tokens=max(0, tokens - input_tokens), calls=1)
+            usd = self._books.worst_usd(usage, device_s=device_s)
+            if usd is None:
+                warn_once(
+                    "budget_without_price",
+                    model=self._engine.model,
+                    advice="a budget in usd cannot hold for it; add its price (prices=...) or limit tokens",
+                )
+            return ZERO if usd is None else usd
+
         most = request.sampling.max_tokens
         if request.forced_ids is not None:
             most = min(len(request.forced_ids), most or len(request.forced_ids))
-        if most is not None or account.budget.tokens is None:
-            return request, account.reserve(input_tokens + (most or 0))
-        context_tokens = getattr(self._engine, "context_tokens", None)
-        reservation = account.reserve_rest(input_tokens + 1, context_tokens)
-        sampling = replace(request.sampling, max_tokens=max(1, reservation.tokens - input_tokens))
-        return changed(request, sampling=sampling), reservation
+        if most is not None or (budget.tokens is None and budget.usd is None):
+            tokens = input_tokens + (most or 0)
+            reservation = account.reserve(tokens, usd=cost(tokens) if priced else ZERO)
+        else:
+            context_tokens = getattr(self._engine, "context_tokens", None)
+            reservation = account.reserve_rest(input_tokens + 1, context_tokens, cost=cost if priced else None)
+            if budget.tokens is not None or reservation.usd:
+                sampling = replace(request.sampling, max_tokens=max(1, reservation.tokens - input_tokens))
+                request = changed(request, sampling=sampling)
+        if pool is None:
+            return request, reservation
+        try:
+            return request, Both(reservation, pool.reserve(reservation.tokens, usd=reservation.usd))
+        except BaseException:
+            reservation.release()
+            raise
 
     def _tell_turn(self, stream: Stream, request: Request) -> None:
         if request.purpose != "answer":

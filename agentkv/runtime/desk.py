@@ -18,6 +18,7 @@ from agentkv.core.task import Caller
 from agentkv.hints.forecaster import Forecaster, progress_forecast
 from agentkv.runtime.books import Books
 from agentkv.runtime.emit import Emitter
+from agentkv.runtime.gate import Gate
 from agentkv.runtime.planner import Planner
 from agentkv.runtime.tools import ToolScope
 
@@ -34,6 +35,7 @@ class ToolDesk:
         planner: Planner | None,
         forecaster: Forecaster,
         books: Books,
+        gate: Gate,
         emitter: Emitter,
         clock: Clock,
         caller: Callable[[], Caller],
@@ -45,6 +47,7 @@ class ToolDesk:
         self._planner = planner
         self._forecaster = forecaster
         self._books = books
+        self._gate = gate
         self._emitter = emitter
         self._clock = clock
         self.caller = caller
@@ -59,7 +62,7 @@ class ToolDesk:
     def tool_started(self, scope: ToolScope) -> None:
         """A tool call starts now, on this thread."""
         caller = self.caller()
-        self._books.account(caller.task).tool_call()
+        self._gate.tool_call(caller)
         try:
             scope.task, scope.branch, scope.node = caller.task, caller.branch, caller.node
             scope.started_s = self._clock.now_s()

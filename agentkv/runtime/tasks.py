@@ -3,18 +3,26 @@
 from __future__ import annotations
 
 from contextlib import AbstractAsyncContextManager, AbstractContextManager
-from typing import Any, Protocol, Self
+from typing import TYPE_CHECKING, Any, Protocol, Self
 
 from agentkv.budget.limits import Budget
 from agentkv.core.task import PriorityClass
 from agentkv.errors import ConfigError
 from agentkv.runtime import identity
 
+if TYPE_CHECKING:
+    from agentkv.budget.admission import Place
+    from agentkv.runtime.budgets import Budgets
+
 
 class TaskOwner(Protocol):
     """Whose task it is; AgentKV implements it."""
 
-    def enter_task(self, key: str, *, budget: Budget | None, priority: PriorityClass | None) -> None: ...
+    @property
+    def budgets(self) -> Budgets: ...
+    def enter_task(
+        self, key: str, *, budget: Budget | None, priority: PriorityClass | None, task_type: str = ""
+    ) -> None: ...
     def leave_task(self, key: str, *, final: bool) -> None: ...
     def leave_segment(self, key: str, name: str, *, carry: bool) -> str: ...
 
@@ -50,13 +58,17 @@ class TaskScope(_Scope):
     """
 
     def __init__(
-        self, owner: TaskOwner, key: str, *, budget: Budget | None, priority: PriorityClass | None, final: bool
-    ) -> None:
+        self, owner: TaskOwner, key: str, *, budget: Budget | None, priority: PriorityClass | None, final: bool,
+        task_type: str = "", tenant: str = "",
+    ) -> None:  # fmt: skip
         self._owner = owner
         self.key = key
         self._budget = budget
         self._priority = priority
         self._final = final
+        self._type = task_type
+        self._tenant = tenant
+        self._place: Place | None = None
         self._token: Any = None
 
     def segment(self, name: str, *, carry: bool = True) -> SegmentScope:
@@ -68,13 +80,41 @@ class TaskScope(_Scope):
         """
         return SegmentScope(self._owner, self.key, name, carry=carry)
 
-    def _enter(self) -> None:
-        self._owner.enter_task(self.key, budget=self._budget, priority=self._priority)
+    def __enter__(self) -> Self:
+        place = self._new_place()
+        if place is not None:
+            place.wait()
+        return self._entered(place)
+
+    async def __aenter__(self) -> Self:
+        place = self._new_place()
+        if place is not None:
+            await place.wait_async()
+        return self._entered(place)
+
+    def _new_place(self) -> Place | None:
+        priority = PriorityClass.STEP if self._priority is None else self._priority
+        return self._owner.budgets.place(self.key, task_type=self._type, tenant=self._tenant, priority=priority)
+
+    def _entered(self, place: Place | None) -> Self:
+        try:
+            budget = self._owner.budgets.budget_per(self._type) if self._budget is None else self._budget
+            self._owner.enter_task(self.key, budget=budget, priority=self._priority, task_type=self._type)
+        except BaseException:
+            if place is not None:
+                place.leave()
+            raise
+        self._place = place
         self._token = identity.push(owner=self._owner, task=self.key)
+        return self
 
     def _leave(self) -> None:
         identity.pop(self._token)
-        self._owner.leave_task(self.key, final=self._final)
+        try:
+            self._owner.leave_task(self.key, final=self._final)
+        finally:
+            if self._place is not None:
+                self._place.leave()
 
 
 class SegmentScope(_Scope):

@@ -16,6 +16,7 @@ from agentkv.core.task import Caller
 from agentkv.errors import BudgetExceeded, ConfigError
 from agentkv.log import failed
 from agentkv.runtime.hosts import Enter, Leave
+from agentkv_langgraph.asking import ask
 from agentkv_langgraph.caller import _RUNTIME_KEY, caller_of_config
 from agentkv_langgraph.nodes import wrap
 
@@ -67,3 +68,7 @@ class LangGraphHost:
         heartbeat = getattr(conf.get(_RUNTIME_KEY), "heartbeat", None)
         if heartbeat is not None:
             heartbeat()
+
+    def interrupt(self, question: dict[str, Any], refused: Exception) -> Any:
+        """LangGraph's interrupt from wherever the node is; resume with `Command(resume={"tokens": 5000})` or False."""
+        return ask(question, refused)

@@ -129,6 +129,8 @@ def turn_fields(generation: Generation) -> dict[str, Any]:
     if generation.tool_calls:
         kwargs[RAW_CALLS] = [{"id": call.id, "arguments": call.arguments} for call in generation.tool_calls]
     told = {"session": generation.session, "timing": asdict(generation.timing), "estimated": generation.estimated}
+    if generation.stopped_by:
+        told["stopped_by"] = generation.stopped_by
     return {
         "additional_kwargs": kwargs,
         "usage_metadata": {

@@ -1,0 +1,50 @@
+"""Accounts of tasks: in this process, or in the ledger's database where a budget is shared over processes."""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING
+
+from agentkv.budget.account import Account
+from agentkv.budget.ledger import Ledger
+from agentkv.budget.limits import Budget
+from agentkv.clock import Clock
+from agentkv.errors import ConfigError
+
+if TYPE_CHECKING:
+    from agentkv.budget.shared import SharedPurses
+
+
+class Accounts:
+    """Opens accounts. Thread-safe; `close()` is idempotent."""
+
+    def __init__(self, ledger: Ledger, clock: Clock) -> None:
+        self._ledger = ledger
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._purses: SharedPurses | None = None
+
+    def open(self, task: str, budget: Budget | None) -> Account:
+        """An account. Raises ConfigError for a shared budget without a database to share it in."""
+        if budget is None or not budget.shared:
+            return Account(task, budget, clock=self._clock)
+        return Account(task, budget, clock=self._clock, purse=self._shared().of(task, budget))
+
+    def _shared(self) -> SharedPurses:
+        with self._lock:
+            if self._purses is None:
+                database = getattr(self._ledger.store, "database", None)
+                if database is None:
+                    raise ConfigError(
+                        'Budget(shared=True) needs a ledger that the processes share: ledger="sqlite:////..." or a '
+                        "PostgreSQL URL"
+                    )
+                from agentkv.budget.shared import SharedPurses
+
+                self._purses = SharedPurses(database)
+            return self._purses
+
+    def close(self) -> None:
+        """Settle what is left over; before the ledger is closed."""
+        if self._purses is not None:
+            self._purses.close()

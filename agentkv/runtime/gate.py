@@ -1,0 +1,215 @@
+"""The gate: what happens to a step that does not fit into its task's budget.
+
+It raises, it is answered with a closing turn, a person is asked, or it waits. Covers model calls, tool calls and rounds
+of loops. Does not cover the counting (`budget/account.py`).
+"""
+
+from __future__ import annotations
+
+import contextvars
+import threading
+from collections.abc import Callable, Mapping
+from contextvars import ContextVar
+from decimal import Decimal
+from typing import Any, Literal, TypeVar
+
+from agentkv import log
+from agentkv.budget.account import Account, again
+from agentkv.budget.limits import Budget
+from agentkv.core.host import Host
+from agentkv.core.task import Caller
+from agentkv.core.usage import Usage
+from agentkv.engine.base import Chunk, Generation, Request, Stream
+from agentkv.errors import BudgetExceeded, ConfigError, LedgerError
+
+ANSWER_CHARS = 4000
+_STOP = (False, "stop", "finish")
+_T = TypeVar("_T")
+
+in_loop: ContextVar[tuple[str, BudgetExceeded | None] | None] = ContextVar("agentkv_loop", default=None)
+"""The kind of loop whose round runs here, and the refusal of it if it is one too many."""
+
+Decision = Literal["finish", "queue", "again"]
+
+
+class Gate:
+    """Decides by the account's `on_exceeded`. Thread-safe; holds nothing."""
+
+    def __init__(self, *, host: Host, account: Callable[[str], Account]) -> None:
+        self._host = host
+        self._account = account
+
+    def refused(self, account: Account, caller: Caller, refused: BudgetExceeded) -> Decision:
+        """What to do now. "again": there is more to spend since a moment ago.
+
+        Raises the refusal, or what the framework stops an agent with. Where a framework runs the agent, a task that
+        raised is over: some tool nodes turn what a tool raises into a message, and the agent would go on.
+        """
+        way = account.budget.on_exceeded
+        if way == "interrupt":
+            return self._asked(account, caller, refused)
+        if way == "raise":
+            if self._host.caller() is not None:
+                account.stopped = again(refused)
+            raise refused
+        return way
+
+    def _asked(self, account: Account, caller: Caller, refused: BudgetExceeded) -> Decision:
+        question = {
+            "agentkv": "budget",
+            "task": refused.task,
+            "node": caller.node,
+            "limit": refused.limit,
+            "allowed": _plain(refused.allowed),
+            "used": _plain(refused.used),
+            "asked": _plain(refused.asked),
+            "question": f"{refused} Resume with what to add, such as {{'{refused.limit}': 1000}}, or with False to stop.",
+        }
+        answer = self._host.interrupt(question, refused)
+        if any(answer is stop for stop in _STOP[:1]) or answer in _STOP[1:]:
+            return "finish"
+        if isinstance(answer, Budget):
+            account.budget = answer
+        elif isinstance(answer, Mapping):
+            account.grant(answer)
+        elif isinstance(answer, int | float | Decimal) and not isinstance(answer, bool):
+            account.grant({refused.limit: answer})
+        else:
+            raise ConfigError(
+                f"resume={answer!r:.100}: what is granted is needed, such as {{'{refused.limit}': 1000}} or a number "
+                "of it, or False to stop"
+            )
+        return "again"
+
+    def tool_call(self, caller: Caller) -> None:
+        """A tool call of `caller` starts now. Raises BudgetExceeded or the framework's control flow if it must not."""
+        account = self._account(caller.task)
+        try:
+            self._stepped(account, caller, account.tool_call)
+        except BudgetExceeded as refused:
+            if account.budget.on_exceeded == "finish":
+                account.tool_refused(refused)
+            raise
+
+    def round(self, caller: Caller, kind: str, limit: int | None) -> BudgetExceeded | None:
+        """A round of a loop of `caller` starts now; the refusal if its model calls are to be closing turns."""
+        account = self._account(caller.task)
+        try:
+            self._stepped(account, caller, lambda: account.loop(kind, limit))
+        except BudgetExceeded as refused:
+            if account.budget.on_exceeded in ("finish", "interrupt"):
+                return refused
+            raise
+        return None
+
+    def _stepped(self, account: Account, caller: Caller, step: Callable[[], object]) -> None:
+        while True:
+            try:
+                step()
+            except BudgetExceeded as refused:
+                decision = self.refused(account, caller, refused)
+                if decision == "again":
+                    continue
+                if decision == "finish" or _in_event_loop():
+                    raise
+                account.wait(step, timeout_s=account.budget.wait_s)
+            return
+
+
+def waiting(
+    account: Account,
+    step: Callable[[], _T],
+    start: Callable[[_T], Stream],
+) -> Stream:
+    """A stream whose call starts as soon as `step`, its reservation, fits. A thread of its own waits.
+
+    It fails with BudgetExceeded after the budget's `wait_s`. Cancelled while it waits, nothing is reserved or started.
+    """
+    inner: list[Stream] = []
+
+    def cancel() -> None:
+        for stream in inner:
+            stream.cancel()
+
+    outer = Stream(on_cancel=cancel)
+
+    def run() -> None:
+        try:
+            passed: _T | None = account.wait(step, timeout_s=account.budget.wait_s, gone=lambda: outer.ended)
+            if passed is None:
+                return
+            stream = start(passed)
+            inner.append(stream)
+            if outer.ended:
+                stream.cancel()
+            for chunk in stream:
+                outer.push(chunk)
+            outer.finish(stream.result())
+        except BaseException as error:  # it belongs to whoever waits for the answer
+            outer.fail(error)
+
+    context = contextvars.copy_context()
+    threading.Thread(target=context.run, args=(run,), name="agentkv-waits-for-budget", daemon=True).start()
+    return outer
+
+
+def closing_turn(request: Request, refused: BudgetExceeded, model: str) -> Stream:
+    """A turn that ends the agent's loop without a model: what was said last, and why this is all. It costs nothing."""
+    log.count("budget_closing_turn")
+    said = next(
+        (m.content for m in reversed(request.messages or ()) if m.role == "assistant" and m.content.strip()), ""
+    )
+    why = (
+        f"I stop here: the budget of this task is used up ({refused.limit}: {refused.used:,} of {refused.allowed:,} are "
+        "used or reserved)."
+    )
+    text = f"{why} This is as far as I came:\n\n{said.strip()[:ANSWER_CHARS]}" if said else why
+    stream = Stream()
+    stream.push(Chunk(text=text))
+    stream.finish(
+        Generation(
+            text=text,
+            raw=text,
+            token_ids=(),
+            finish_reason="stop",
+            usage=Usage(),
+            session=request.session or "",
+            model=model,
+            stopped_by="budget",
+        )
+    )
+    return stream
+
+
+def notice(account: Account, branch: str) -> str:
+    """What the model is told once when a limit is nearly used up; "" otherwise."""
+    try:
+        near = account.nearing(branch)
+    except LedgerError as error:
+        log.failed("budget_notice_failed", error=str(error))
+        return ""
+    if near is None:
+        return ""
+    limit, allowed, used = near
+    return (
+        f"[budget] {float(used) / float(allowed):.0%} of this task's {limit.replace('_', ' ')} are used "
+        f"({_short(used)} of {_short(allowed)}). Come to an end now: start nothing new, and answer with what you have."
+    )
+
+
+def _short(amount: Any) -> str:
+    return f"{amount:,.1f}" if isinstance(amount, float) else f"{amount:,}"
+
+
+def _plain(amount: Any) -> Any:
+    return str(amount) if isinstance(amount, Decimal) else amount
+
+
+def _in_event_loop() -> bool:
+    import asyncio  # 20 ms that `import agentkv` must not pay
+
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return False
+    return True
