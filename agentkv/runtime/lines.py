@@ -43,6 +43,9 @@ class Line:
     calls_to_retry: int = 0
     """So many calls go as they are before a fold is tried again."""
     folding: threading.Thread | None = None
+    prompt: tuple[Message, ...] = ()
+    """The last prompt as it was handed over; `session` is where one of this line was answered."""
+    session: str = ""
     sent_fold: Fold | None = None
     """The fold that held in the last prompt."""
     made: Fold | None = None
@@ -88,6 +91,13 @@ class Lines:
                 if not branch:
                     return None
                 branch = branch.rpartition("|")[0]
+
+    def answered(self, key: Key, prompt: tuple[Message, ...], session: str) -> None:
+        """The line that sent this very prompt lives in `session`."""
+        with self._lock:
+            for line in self._by_key.get(key, ()):
+                if line.prompt is prompt:
+                    line.session = session
 
     def all_of(self, task: str) -> list[tuple[Key, Line]]:
         """Every line of a task, branch by branch."""

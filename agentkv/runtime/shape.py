@@ -136,9 +136,11 @@ class Shaper:
         fresh = tail if tail != view.values_before else ""
         view.note("\n\n".join(text for text in (lasting, fresh) if text))
         before = line.sent_fold
-        messages = line.view.prompt()
-        line.sent_fold = line.view.fold
-        return changed(request, messages=messages, tools=line.view.tools_now, fold=line.sent_fold is not before)
+        line.prompt = view.prompt()
+        line.sent_fold = view.fold
+        folded = line.sent_fold is not before
+        session = request.session or (line.session if folded else "") or None  # an engine would take it for another one
+        return changed(request, messages=line.prompt, tools=view.tools_now, fold=folded, session=session)
 
     def _ready(self, request: Request, messages: tuple[Message, ...], tail: str, proposal: Proposal | None) -> Request:
         try:
@@ -306,6 +308,7 @@ class Shaper:
 
     def answered(self, request: Request, generation: Generation) -> None:
         """The model answered: the last answer of a task is what it came to."""
+        self._lines.answered((request.caller.task, request.caller.branch), request.messages or (), generation.session)
         if self._context.memory is not None and self._context.remember_tasks and generation.text.strip():
             self._answers[request.caller.task] = generation.text
             self._answers.move_to_end(request.caller.task)

@@ -155,6 +155,19 @@ def test_a_segment_whose_first_call_has_no_place_for_it_is_told_with_the_second(
     assert 1 == str(third).count("From the segment")
 
 
+def test_a_folded_conversation_goes_on_in_its_own_session(make_kv) -> None:
+    """Else an engine, which finds sessions by their beginnings, would open another and keep the old one's KV."""
+    kv = make_kv(folding())
+    with kv.task("t", final=False):
+        for number in range(24):
+            ask(kv, [day(1), GOAL, *turns(number)])
+            ask(kv, [day(2), GOAL])  # another conversation of the same branch, answered in between
+    folded = [request.session for request in kv.engine.requests if request.fold]
+    assert len(folded) >= 2
+    assert {"t#1"} == set(folded)
+    assert {None} == {request.session for request in kv.engine.requests if not request.fold}
+
+
 def test_a_summariser_that_keeps_failing_is_asked_less_and_less(make_kv) -> None:
     """Its failures cost as much as answers: in 20 calls above the mark some five attempts, not 20."""
     kv = make_kv(folding(summarise="model"), answers=itertools.repeat("I cannot do that."))
