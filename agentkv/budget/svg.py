@@ -149,8 +149,11 @@ def _grid(length_ms: float, scale: float, lanes_end: float, chart_top: float, bo
 
 
 def _tick(seconds: float) -> str:
-    if seconds >= 3600:  # noqa: PLR2004  an hour
-        return f"{seconds / 3600:g} h"
-    if seconds >= 60:  # noqa: PLR2004  a minute
-        return f"{seconds / 60:g} min"
+    """In the largest unit that the tick is a whole number of; in between as 1:10."""
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    if hours:
+        return f"{hours} h" if not minutes else f"{hours}:{minutes:02} h"
+    if minutes:
+        return f"{minutes} min" if not rest else f"{minutes}:{rest:02} min"
     return f"{seconds:g} s" if seconds >= 1 or not seconds else format_seconds(seconds)

@@ -83,12 +83,15 @@ def _others(bill: Bill, lanes: dict[str, Lane], start_ms: int) -> None:
         if main is not None:
             lanes.get(tool.session, main).bars.append(_tool(tool, start_ms))
     for event in bill.events:
-        if event.session in lanes and event.event in ("fold", "break"):
-            lanes[event.session].marks.append((event.at_ms - start_ms, event.event))
+        if main is not None and event.event in ("fold", "break"):
+            lanes.get(event.session, main).marks.append((event.at_ms - start_ms, event.event))
 
 
 def _lane_name(call: ModelCall) -> str:
-    return place_of(call.branch, "") if call.branch else call.session or call.node or "calls"
+    if call.branch:
+        return place_of(call.branch, "")
+    task, number, session = call.session.partition(f"{call.task}#")  # the embedded engine numbers a task's sessions
+    return f"session {session}" if number and not task else call.session or call.node or "calls"
 
 
 def _phases(call: ModelCall, start_ms: int) -> Iterable[Bar]:

@@ -149,6 +149,38 @@ def test_the_sessions_with_most_tokens_are_drawn():
     assert "5 smaller sessions are not drawn" in page(Bill.from_facts("t", facts))
 
 
+def test_lanes_are_named_for_who_worked_there():
+    """The branch, else the session; numbered sessions of the task without its name."""
+    facts = [
+        call(0, session="t#1"),
+        call(1, session="t#2", branch="dig:1|sift:2"),
+        call(2, session="own"),
+        call(3, session="", node="n"),
+    ]
+    assert ["session 1", "dig / sift", "own", "n"] == [
+        lane.name for lane in timeline(Bill.from_facts("t", facts)).lanes
+    ]
+
+
+def test_folds_and_breaks_stand_with_their_session_else_with_the_first():
+    """Marked above the context."""
+    facts = [call(0, session="a"), call(1, session="b")]
+    facts += [
+        ContextFact(task="t", session=s, event=e, at_ms=START_MS + 2000)
+        for s, e in (("b", "break"), ("", "fold"), ("b", "slim"))
+    ]
+    assert [[(2000, "fold")], [(2000, "break")]] == [lane.marks for lane in timeline(Bill.from_facts("t", facts)).lanes]
+
+
+@pytest.mark.parametrize(
+    ("length_s", "label"),
+    [(0.5, ">100 ms<"), (9, ">2 s<"), (80, ">1:10 min<"), (500, ">2 min<"), (9000, ">1:30 h<"), (80_000, ">3 h<")],
+)
+def test_ticks_are_round_numbers(length_s, label):
+    """Of a tenth of a second to a day."""
+    assert label in draw(timeline(Bill.from_facts("t", [call(0, length_s)])))
+
+
 def test_a_day_of_work_is_not_larger_than_a_minute_of_it():
     """Bars too narrow to be told apart are joined, tables folded."""
     facts = [fact for n in range(3000) for fact in (call(n * 10, 0.01, session="s"), tool(n * 10 + 1, 0.5))]
