@@ -1,5 +1,6 @@
 """The HTML page: whole in itself, safe with any name, the right timeline; and as a browser shows it."""
 
+import os
 import re
 import shutil
 import subprocess
@@ -19,6 +20,7 @@ from agentkv.core.usage import Timing, Usage
 
 START_MS = 1_780_000_000_000
 HOSTILE = "</title></style><script>document.documentElement.dataset.pwned='yes'</script>\"'><img src=x onerror=alert(1)>\u202e\x00"
+REQUIRED = os.environ.get("AGENTKV_REQUIRE_CHROMIUM")  # where it must be there, a skip would hide that it is not
 CHROMIUM = next(
     (path for name in ("chromium", "chromium-browser", "google-chrome") if (path := shutil.which(name))), None
 )
@@ -197,11 +199,12 @@ def test_the_drawing_is_well_formed():
     assert "" == draw(Timeline(length_ms=0, lanes=[]))
 
 
-@pytest.mark.skipif(CHROMIUM is None, reason="no Chromium: apt-get install chromium")
+@pytest.mark.skipif(CHROMIUM is None and not REQUIRED, reason="no Chromium: apt-get install chromium")
 class TestInChromium:
     """The page as a browser sees it."""
 
     def show(self, tmp_path, text, *options):
+        assert CHROMIUM is not None, "AGENTKV_REQUIRE_CHROMIUM is set, but there is no chromium"
         file = tmp_path / "page.html"
         file.write_text(text, encoding="utf-8")
         command = [
