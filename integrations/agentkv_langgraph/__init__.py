@@ -12,11 +12,13 @@ if TYPE_CHECKING:
     from agentkv_langgraph.chat import ChatAgentKV
     from agentkv_langgraph.host import LangGraphHost
     from agentkv_langgraph.memory import StoreMemory
+    from agentkv_langgraph.middleware import AgentKVMiddleware
     from agentkv_langgraph.outputs import read_output_tool, slim_tool_message
     from agentkv_langgraph.tools import BudgetStop, tool_wrappers
 
 __all__ = [
     "AgentKVCallback",
+    "AgentKVMiddleware",
     "BudgetStop",
     "ChatAgentKV",
     "LangGraphHost",
@@ -28,6 +30,7 @@ __all__ = [
 
 _HOMES = {
     "AgentKVCallback": "callback",
+    "AgentKVMiddleware": "middleware",
     "BudgetStop": "tools",
     "ChatAgentKV": "chat",
     "LangGraphHost": "host",

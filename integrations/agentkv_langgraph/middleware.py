@@ -1,0 +1,132 @@
+"""AgentKVMiddleware: hints, slimming and the bill for `langchain.agents.create_agent`.
+
+Covers model calls (billed from what their callbacks show, whoever retries or falls back inside; hints to the endpoints
+that were named) and tool calls (`tools.py`). It wraps only: a before- or after-hook would be a node of the graph, and
+one more checkpoint in each step. Does not cover model calls that other middleware makes beside the agent's own (a
+summary, for instance): `kv.attach(agent)` does.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Awaitable, Callable, Generator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+from langchain.agents.middleware import AgentMiddleware, ModelRequest
+from langchain_core.callbacks import BaseCallbackManager
+from langchain_core.runnables.config import var_child_runnable_config
+
+from agentkv import log
+from agentkv_langgraph.callback import callback_of
+from agentkv_langgraph.endpoints import Endpoints, Kind, hinted, is_refusal
+from agentkv_langgraph.outputs import read_output_tool
+from agentkv_langgraph.tools import tool_wrappers
+
+_numbers = itertools.count(1)
+
+
+class AgentKVMiddleware(AgentMiddleware):
+    """`create_agent(model, tools, middleware=[AgentKVMiddleware(kv)])`.
+
+    `slim`: tool outputs are shortened before they enter the state; `read_output` gives the agent the tool that reads
+    the whole again. `hints` names the endpoints that take hints in a call, `{"http://gpu:8000/v1": "agentkv"}`; a kind
+    is "agentkv", "neutral", or a function from the caller to `{"extra_body": ..., "extra_headers": ...}`. What the
+    user set there stands above it, and an endpoint that refuses it is called once more without, and then always.
+    `name` need only be given to find this middleware in traces: several may live in one agent.
+
+    Raises ConfigError for a kind that does not exist.
+    """
+
+    def __init__(
+        self,
+        kv: Any,
+        *,
+        slim: bool = True,
+        read_output: bool = False,
+        hints: Mapping[str, Kind] | None = None,
+        name: str | None = None,
+    ) -> None:
+        super().__init__()
+        self._kv = kv
+        self._endpoints = Endpoints(hints or {})
+        self._wrappers = tool_wrappers(kv, slim=slim)
+        number = next(_numbers)
+        self._name = name or (type(self).__name__ if number == 1 else f"{type(self).__name__}-{number}")
+        self.tools = [read_output_tool(kv)] if read_output else []
+
+    @property
+    def name(self) -> str:
+        return self._name
+
+    # -- model calls
+
+    def wrap_model_call(self, request: ModelRequest, handler: Callable[[ModelRequest], Any]) -> Any:
+        with self._billed():
+            told = self._told(request)
+            try:
+                return handler(told)
+            except Exception as error:
+                if told is request or not is_refusal(error):
+                    raise
+            answer = handler(request)
+            self._took_back(request)
+            return answer
+
+    async def awrap_model_call(
+        self,
+        request: ModelRequest,
+        handler: Callable[[ModelRequest], Awaitable[Any]],
+    ) -> Any:
+        with self._billed():
+            told = self._told(request)
+            try:
+                return await handler(told)
+            except Exception as error:
+                if told is request or not is_refusal(error):
+                    raise
+            answer = await handler(request)
+            self._took_back(request)
+            return answer
+
+    def _told(self, request: Any) -> Any:
+        """The request with hints; the same where there are none. Never an error."""
+        try:
+            extra = self._endpoints.hint_for(request.model, self._kv.caller())
+            return request if extra is None else hinted(request, extra)
+        except Exception as error:
+            log.failed("middleware_hint_failed", error=repr(error))
+            return request
+
+    def _took_back(self, request: Any) -> None:
+        self._endpoints.refused(request.model)
+        log.count("endpoint_refused_hints")
+
+    @contextmanager
+    def _billed(self) -> Generator[None]:
+        """Inside, model calls are heard by this AgentKV's callback; once, where it hears them already."""
+        config = var_child_runnable_config.get()
+        ours = callback_of(self._kv)
+        known = (config or {}).get("callbacks")
+        heard = known.handlers if isinstance(known, BaseCallbackManager) else known or ()
+        if any(one is ours for one in heard):
+            yield
+            return
+        callbacks: Any = [*heard, ours]
+        if isinstance(known, BaseCallbackManager):
+            callbacks = known.copy()
+            callbacks.add_handler(ours, inherit=True)
+        changed: Any = {**(config or {}), "callbacks": callbacks}
+        token = var_child_runnable_config.set(changed)
+        try:
+            yield
+        finally:
+            var_child_runnable_config.reset(token)
+
+    # -- tool calls
+
+    def wrap_tool_call(self, request: Any, handler: Callable[[Any], Any]) -> Any:
+        return self._wrappers["wrap_tool_call"](request, handler)
+
+    async def awrap_tool_call(self, request: Any, handler: Callable[[Any], Awaitable[Any]]) -> Any:
+        return await self._wrappers["awrap_tool_call"](request, handler)
