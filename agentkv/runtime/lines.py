@@ -19,8 +19,9 @@ from agentkv.runtime.identity import segment_of
 
 MAX_KEYS = 1024
 """Branches that are remembered, the ones used last."""
-PER_KEY = 8
-"""Conversations of one branch: forks, retries of an earlier point, sub-agents without a branch of their own."""
+PER_KEY = 64
+"""Conversations of one branch: forks, retries of an earlier point, sub-agents without a branch of their own. As many as
+an engine keeps sessions; of one that is forgotten nobody knows what its prefix is worth."""
 
 Key = tuple[str, str]
 """Task and branch."""

@@ -168,6 +168,16 @@ def test_a_folded_conversation_goes_on_in_its_own_session(make_kv) -> None:
     assert {None} == {request.session for request in kv.engine.requests if not request.fold}
 
 
+def test_many_conversations_of_one_branch_are_all_remembered(make_kv) -> None:
+    """Twenty sub-agents in one node: none is folded as if its prefix were lost anyway."""
+    kv = make_kv(folding(max_payback_calls=0.01))
+    with kv.task("t", final=False):
+        for number in range(8):
+            for agent in range(20):
+                ask(kv, [day(1), Message(role="user", content=f"Part {agent} of it."), *turns(number)])
+    assert 0 == kv.report("t").shaping.folds
+
+
 def test_a_summariser_that_keeps_failing_is_asked_less_and_less(make_kv) -> None:
     """Its failures cost as much as answers: in 20 calls above the mark some five attempts, not 20."""
     kv = make_kv(folding(summarise="model"), answers=itertools.repeat("I cannot do that."))
