@@ -44,3 +44,7 @@ class Host(Protocol):
         the framework's own control flow to stop, and `refused` where nobody can be asked.
         """
         ...
+
+    def stopping(self, refused: Any) -> Any:
+        """The refusal of a budget as the framework lets it through to its caller: `refused`, or one of a kind with it."""
+        ...

@@ -98,7 +98,11 @@ class Budgets:
         """How many tasks wait for a place."""
         return 0 if self._admission is None else self._admission.waiting(task_type)
 
-    # -- for the runtime
+    # -- for the runtime and its hosts
+
+    def finishes(self, task: str) -> bool:
+        """Whether the task is to end by itself where its budget does."""
+        return self._books.account(task).budget.on_exceeded == "finish"
 
     def place(self, key: str, *, task_type: str, tenant: str, priority: PriorityClass) -> Place | None:
         """A place for a task, to be waited for; None where none is needed. Raises QueueFull."""

@@ -33,11 +33,13 @@ Decision = Literal["finish", "queue", "again"]
 
 
 class Gate:
-    """Decides by the account's `on_exceeded`. Thread-safe; holds nothing."""
+    """Decides by the account's `on_exceeded`. Thread-safe."""
 
     def __init__(self, *, host: Host, account: Callable[[str], Account]) -> None:
         self._host = host
         self._account = account
+        self.has_stopped = False
+        """Some task is over: nodes look whether it is theirs."""
 
     def refused(self, account: Account, caller: Caller, refused: BudgetExceeded) -> Decision:
         """What to do now. "again": there is more to spend since a moment ago.
@@ -51,7 +53,8 @@ class Gate:
         if way == "raise":
             if self._host.caller() is not None:
                 account.stopped = again(refused)
-            raise refused
+                self.has_stopped = True
+            raise self._host.stopping(refused)
         return way
 
     def _asked(self, account: Account, caller: Caller, refused: BudgetExceeded) -> Decision:
@@ -80,6 +83,22 @@ class Gate:
                 "of it, or False to stop"
             )
         return "again"
+
+    def node(self, caller: Caller) -> None:
+        """A node of `caller` starts now. Raises what its task raised before, if that is over and should raise."""
+        account = self._account(caller.task)
+        if account.stopped is not None and account.budget.on_exceeded == "raise":
+            raise self._host.stopping(again(account.stopped))
+
+    def foreign_call(self, caller: Caller) -> None:
+        """A model call that another client makes for `caller` starts now. Raises if nothing at all is left for it."""
+        account = self._account(caller.task)
+        least = Decimal("1e-9") if account.used.usd else Decimal(0)  # a model that cost something will do so again
+
+        def step() -> None:
+            account.reserve(0, usd=least).release()
+
+        self._stepped(account, caller, step)
 
     def tool_call(self, caller: Caller) -> None:
         """A tool call of `caller` starts now. Raises BudgetExceeded or the framework's control flow if it must not."""
@@ -110,8 +129,10 @@ class Gate:
                 decision = self.refused(account, caller, refused)
                 if decision == "again":
                     continue
-                if decision == "finish" or _in_event_loop():
+                if decision == "finish":
                     raise
+                if _in_event_loop():  # nothing may wait here
+                    raise self._host.stopping(refused) from None
                 account.wait(step, timeout_s=account.budget.wait_s)
             return
 

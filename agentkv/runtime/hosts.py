@@ -37,6 +37,9 @@ class PlainHost:
     def interrupt(self, question: dict[str, Any], refused: Exception) -> Any:  # noqa: ARG002  the protocol
         raise refused
 
+    def stopping(self, refused: Any) -> Any:
+        return refused
+
 
 def find_host() -> Host:
     """The first host whose framework is installed, else the plain one."""

@@ -14,6 +14,8 @@ def decorated(owner: Any, host: Host, fn: Any, *, name: str | None, as_is: bool)
     label = name or getattr(fn, "__name__", None) or getattr(fn, "name", None) or type(fn).__name__
 
     def enter() -> Any:
+        if owner.budgets.gate.has_stopped:
+            owner.budgets.gate.node(owner.caller())
         return identity.push(owner=owner, node=label, as_is=as_is)
 
     def leave(token: Any, error: BaseException | None) -> None:

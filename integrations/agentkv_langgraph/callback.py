@@ -20,6 +20,7 @@ from weakref import WeakValueDictionary
 from langchain_core.callbacks import BaseCallbackHandler
 from langchain_core.messages import ToolMessage
 from langchain_core.outputs import LLMResult
+from langgraph.errors import GraphBubbleUp
 
 from agentkv import log
 from agentkv.core.task import UNATTRIBUTED, Caller
@@ -120,7 +121,7 @@ class AgentKVCallback(BaseCallbackHandler):
                 scope.announce()
             with self._lock:
                 self._tools[run_id] = (scope, parent_run_id)
-        except BudgetExceeded:
+        except (BudgetExceeded, GraphBubbleUp):  # refused, or a person is asked
             raise
         except Exception as error:
             log.failed("callback_failed", where="tool_start", error=repr(error))
@@ -153,6 +154,13 @@ class AgentKVCallback(BaseCallbackHandler):
     def _model_started(self, run_id: UUID, prompts: Any, run: dict[str, Any]) -> None:
         caller = self._caller(run.get("metadata"), run.get("parent_run_id"))
         started = ModelRun.started(caller, time.monotonic(), prompts[0] if prompts else None, run)
+        try:
+            if not started.ours:
+                self._kv.budgets.gate.foreign_call(caller)
+        except (BudgetExceeded, GraphBubbleUp):
+            raise
+        except Exception as error:
+            log.failed("callback_failed", where="model_start", error=repr(error))
         _running.set(started)
         with self._lock:
             self._models[run_id] = started

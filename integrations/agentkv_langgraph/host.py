@@ -17,6 +17,7 @@ from agentkv.errors import BudgetExceeded, ConfigError
 from agentkv.log import failed
 from agentkv.runtime.hosts import Enter, Leave
 from agentkv_langgraph.asking import ask
+from agentkv_langgraph.budget import BudgetStop, in_node
 from agentkv_langgraph.caller import _RUNTIME_KEY, caller_of_config
 from agentkv_langgraph.nodes import wrap
 
@@ -72,3 +73,7 @@ class LangGraphHost:
     def interrupt(self, question: dict[str, Any], refused: Exception) -> Any:
         """LangGraph's interrupt from wherever the node is; resume with `Command(resume={"tokens": 5000})` or False."""
         return ask(question, refused)
+
+    def stopping(self, refused: BudgetExceeded) -> BudgetExceeded:
+        """The refusal as a graph lets it through to its caller, whatever it does with errors of tools."""
+        return BudgetStop.of(refused) if in_node() and not isinstance(refused, BudgetStop) else refused

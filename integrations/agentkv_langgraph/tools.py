@@ -15,27 +15,16 @@ from typing import Any, Self, TypedDict
 
 from langchain_core.messages import ToolMessage
 from langchain_core.tools import BaseTool
-from langgraph.errors import GraphBubbleUp
 
 from agentkv.core.hint import ToolStatus
 from agentkv.errors import BudgetExceeded
 from agentkv.runtime.functions import Options, Tells
 from agentkv.runtime.tools import ToolScope
+from agentkv_langgraph.budget import BudgetStop, answered
 from agentkv_langgraph.outputs import slim_tool_message
 
 Execute = Callable[[Any], Any]
 AExecute = Callable[[Any], Awaitable[Any]]
-
-
-class BudgetStop(BudgetExceeded, GraphBubbleUp):
-    """BudgetExceeded as no tool node turns it into an answer to the model (`handle_tool_errors`)."""
-
-    @classmethod
-    def of(cls, error: BudgetExceeded) -> Self:
-        """The same, in this form."""
-        return cls(
-            str(error), task=error.task, limit=error.limit, allowed=error.allowed, used=error.used, asked=error.asked
-        )
 
 
 class ToolWrappers(TypedDict):
@@ -54,12 +43,18 @@ def tool_wrappers(kv: Any, *, slim: bool = True) -> ToolWrappers:
     """
 
     def wrap_tool_call(request: Any, execute: Execute) -> Any:
-        with Watched(kv, request, slim=slim) as call:
-            return call.ended(execute(request))
+        try:
+            with Watched(kv, request, slim=slim) as call:
+                return call.ended(execute(request))
+        except BudgetExceeded as refused:
+            return answered(kv, request, refused)
 
     async def awrap_tool_call(request: Any, execute: AExecute) -> Any:
-        with Watched(kv, request, slim=slim) as call:
-            return call.ended(await execute(request))
+        try:
+            with Watched(kv, request, slim=slim) as call:
+                return call.ended(await execute(request))
+        except BudgetExceeded as refused:
+            return answered(kv, request, refused)
 
     return ToolWrappers(wrap_tool_call=wrap_tool_call, awrap_tool_call=awrap_tool_call)
 
@@ -85,6 +80,8 @@ class Watched:
     def __enter__(self) -> Self:
         try:
             self._scope.announce()
+        except BudgetStop:
+            raise
         except BudgetExceeded as error:
             raise BudgetStop.of(error) from error
         return self
