@@ -46,7 +46,7 @@ __all__ = [
 MAX_TASKS = 4096
 """Tasks kept in memory; beyond them the one that was silent longest goes, finished ones first (a store still has it)."""
 MAX_FACTS = 200_000
-"""Facts kept in memory over all tasks (up to 1 KB each); beyond them tasks go in the same order."""
+"""Facts kept in memory over all tasks (half a KB each); beyond them tasks go in the same order."""
 MAX_FACTS_OF_A_TASK = 100_000
 """Facts of one task kept in memory; beyond them its older half goes."""
 _MAX_CUT = 100_000  # names of such tasks; a task that comes back after so many others begins anew
