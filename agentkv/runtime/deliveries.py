@@ -11,6 +11,7 @@ from collections.abc import Callable
 from agentkv.budget.facts import AgentMessageFact, DeliveryFact, Fact, OutcomeFact
 from agentkv.clock import Clock
 from agentkv.core.task import UNATTRIBUTED, Caller
+from agentkv.engine.base import Engine
 from agentkv.errors import ConfigError
 
 
@@ -23,12 +24,12 @@ class Deliveries:
         append: Callable[[Fact], None],
         clock: Clock,
         caller: Callable[[], Caller],
-        count: Callable[[str], int],
+        engine: Engine,
     ) -> None:
         self._append = append
         self._clock = clock
         self._caller = caller
-        self._count = count
+        self._engine = engine
 
     def deliver(self, what: str | int, *, task: str | None = None) -> int:
         """This text, or so many tokens, reached the user; returns the tokens. The text itself is not kept.
@@ -72,7 +73,12 @@ class Deliveries:
 
     def _tokens(self, what: str | int, where: str) -> int:
         if isinstance(what, str):
-            return self._count(what)
+            count: Callable[[str], int] | None = getattr(self._engine, "count_text", None)
+            if count is not None:
+                return count(what)
+            from agentkv.context.tokens import count_text
+
+            return count_text(what, model=self._engine.model)
         if isinstance(what, bool) or not isinstance(what, int) or what < 0:
             raise ConfigError(f"{where}({what!r}): give the text, or how many tokens it has")
         return what

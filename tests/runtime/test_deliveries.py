@@ -11,17 +11,26 @@ from agentkv.errors import ConfigError
 from agentkv.runtime.deliveries import Deliveries
 
 
+class Words:
+    """An engine whose tokens are words."""
+
+    model = "words"
+
+    def count_text(self, text):
+        return len(text.split())
+
+
 class Desk:
     """A ledger, who is calling, and the object under test."""
 
-    def __init__(self, caller=None):
+    def __init__(self, caller=None, engine=None):
         self.ledger = Ledger()
         self.caller = caller or Caller(task="t", node="lead")
         self.tell = Deliveries(
             append=self.ledger.append,
             clock=ManualClock(wall_ms=7),
             caller=lambda: self.caller,
-            count=lambda text: len(text.split()),
+            engine=engine or Words(),
         )
 
     def bill(self, task="t"):
@@ -36,6 +45,12 @@ def test_what_is_delivered_is_what_counts_as_visible():
     bill = desk.bill()
     assert (5, 0.25) == (bill.visible_tokens, bill.effective_token_ratio)
     assert "words" not in str(desk.ledger.rows("t"))
+
+
+def test_an_engine_that_cannot_count_has_its_texts_counted():
+    """By the model's tokenizer, or an estimate."""
+    remote = type("Remote", (), {"model": "gpt-4o"})()
+    assert 3 == Desk(engine=remote).tell.deliver("three little words")
 
 
 def test_an_outcome_is_told_for_whoever_is_calling_or_by_name():
