@@ -203,6 +203,13 @@ class View:
             messages = self._stages.folder.applied(self.fold, messages)
         return messages
 
+    def said(self) -> tuple[Message, ...]:
+        """The prompt as it is now, without notes."""
+        messages = tuple(self._plain)
+        if self.fold is not None and self._stages.folder is not None:
+            messages = self._stages.folder.applied(self.fold, messages)
+        return messages
+
     def propose(self) -> Proposal | None:
         """What could be folded and whether it pays; None below the mark, or where nothing folds."""
         folder = self._stages.folder
@@ -212,7 +219,7 @@ class View:
         if self.fold is None and self._total_tokens + tools_tokens <= folder.soft_tokens:
             return None
         proposal = folder.propose(
-            tuple(self._shown),
+            tuple(self._plain),  # a note is told behind a message; a summary is of what was said
             self._digests,
             self._tokens,
             tools_tokens=tools_tokens,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 import threading
 from collections import OrderedDict
@@ -15,6 +16,8 @@ from agentkv.runtime.identity import segment_of
 
 MAX_TASKS = 1024
 MAX_HANDLES = 16
+MAX_CHARS = 16_000
+"""What one call is told of earlier segments, the newest first; some 4,000 tokens."""
 _HANDLE = re.compile(r"read_output\(['\"]([\w-]{4,80})['\"]")
 
 
@@ -41,7 +44,12 @@ class Carry:
             return ""
         with self._lock:
             texts = dict(self._texts.get(caller.task, {}))
-        return "\n\n".join(f"[From the segment {name!r}]\n{text}" for name, text in texts.items() if name != own)
+        told = [f"[From the segment {name!r}]\n{text}" for name, text in texts.items() if name != own]
+        sizes = itertools.accumulate(len(text) for text in reversed(told))
+        kept = sum(size <= MAX_CHARS for size in sizes) or 1
+        if kept < len(told):
+            told[: len(told) - kept] = [f"[{len(told) - kept} earlier segments are not told any more]"]
+        return "\n\n".join(told)
 
     def forget(self, task: str) -> None:
         """The task is over."""

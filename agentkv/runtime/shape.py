@@ -337,7 +337,7 @@ class Shaper:
             for (_, branch), line in self._lines.all_of(task):
                 if segment_of(branch) == name:
                     with line.lock:
-                        views.append((line.view.prompt_now(), line.view.fold))
+                        views.append((line.view.said(), line.view.fold))
             text = conclusion(views, max_tokens=self._context.summary_tokens, count=self._stages.counter.text)
         except Exception as error:
             log.failed("context_failed", stage="segment", error=repr(error))

@@ -11,7 +11,9 @@ import pytest
 
 from agentkv import AgentKV, Context, Message, Request, ScriptedEngine, ToolCall
 from agentkv.context.memory import Memory
+from agentkv.core.task import Caller
 from agentkv.errors import ConfigError, PromptTooLong
+from agentkv.runtime.carry import Carry
 
 GOAL = Message(role="user", content="Find out why tests/test_app.py fails and mend src/app.py.")
 QUESTION = Message(role="user", content="On which port does the staging database blue-heron listen?")
@@ -153,6 +155,45 @@ def test_a_segment_whose_first_call_has_no_place_for_it_is_told_with_the_second(
             assert "[From the segment 'survey']" in ask(kv, [day(1), GOAL])[-1].content
             third = ask(kv, [day(1), GOAL, *turns(1)])
     assert 1 == str(third).count("From the segment")
+
+
+def test_what_a_segment_leaves_is_what_was_said_in_it_and_not_what_it_was_told(make_kv) -> None:
+    """Else the third would hear of the first twice, and of a clock as a tool's outcome."""
+    kv = make_kv(Context(volatile=(DAY,)))
+    with kv.task("t", final=False) as task:
+        for name in ("one", "two", "three"):
+            outcome = Message(role="tool", content=f"ERROR: {name} fails", tool_call_id="c0")
+            with task.segment(name) as segment:
+                sent = ask(kv, [day(1), GOAL, *turns(1)[:-1], outcome])
+    assert "ERROR: three fails" in segment.summary
+    assert "one" not in segment.summary
+    assert "Day" not in segment.summary
+    assert 1 == sent[-1].content.count("- ERROR: one fails")
+    assert 1 == sent[-1].content.count("- ERROR: two fails")
+
+
+def test_an_extract_is_of_outcomes_and_not_of_what_was_told_behind_them(make_kv) -> None:
+    """A tool's last line is its outcome, also where a note stands behind it."""
+    kv = make_kv(folding(summarise="extract", volatile=(DAY,)))
+    with kv.task("t", final=False):
+        for number in range(14):
+            sent = ask(kv, [day(number), GOAL, *turns(number)])
+    assert kv.report("t").shaping.folds >= 1
+    assert "ran look:" in str(sent)
+    assert "ran look: [value" not in str(sent)
+
+
+def test_what_many_segments_left_is_bounded() -> None:
+    """The newest are told, and how many are not."""
+    carry = Carry()
+    for number in range(100):
+        carry.add("t", f"part {number}", f"{number:04} " * 200)
+    told = carry.text(Caller(task="t", branch="segment=next"))
+    assert len(told) < 17_000
+    assert "[From the segment 'part 99']" in told
+    assert told.startswith("[85 earlier segments are not told any more]")
+    carry.add("u", "large", "x" * 50_000)
+    assert 50_000 < len(carry.text(Caller(task="u", branch="segment=next")))
 
 
 def test_a_folded_conversation_goes_on_in_its_own_session(make_kv) -> None:
