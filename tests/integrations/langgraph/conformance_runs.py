@@ -5,20 +5,23 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import asdict, dataclass, field, is_dataclass
 from typing import Any
 
+import pytest
 from conformance_nodes import Body, Outcome, State, make_node, subgraph
 from langchain_core.callbacks import BaseCallbackHandler
 from langchain_core.messages import BaseMessage
 from langgraph.cache.memory import InMemoryCache
+from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.graph import END, START, StateGraph
 from langgraph.pregel._call import identifier
 from langgraph.store.memory import InMemoryStore
 from langgraph.types import CachePolicy, Command, RetryPolicy, StateSnapshot
 
 MODES = ("values", "updates", "messages", "custom", "tasks", "debug", "checkpoints")
+FIRST = ("function", "async function", "subgraph")
 Decorate = Callable[[Any], Any]
 
 
@@ -47,6 +50,15 @@ class Seen:
     callbacks: list[Any] = field(default_factory=list)
     states: list[Any] = field(default_factory=list)
     runs: int = 0
+
+
+def params(cells: list[Cell]) -> list[Any]:
+    """The cells for parametrize; those that differ from a quick one in the way to run alone are slow."""
+    quick = {"invoke", "astream", "astream_events"}
+    return [
+        pytest.param(cell, id=str(cell), marks=() if cell.drive in quick or cell.kind in FIRST else pytest.mark.slow)
+        for cell in cells
+    ]
 
 
 class Recorder(BaseCallbackHandler):
@@ -109,15 +121,25 @@ def _says(word: str) -> Callable[[State], Any]:
     return says
 
 
+def in_memory(_runner: asyncio.Runner) -> Any:
+    """A checkpointer in memory; others take the runner, because an asynchronous one belongs to a loop."""
+    return nullcontext(InMemorySaver())
+
+
 def observe(
-    cell: Cell, decorate: Decorate, saver: Any, in_scope: Callable[[], bool], attach: Decorate = lambda graph: graph
+    cell: Cell,
+    decorate: Decorate,
+    *,
+    in_scope: Callable[[], bool],
+    savers: Callable[[asyncio.Runner], AbstractContextManager[Any]] = in_memory,
+    attach: Decorate = lambda graph: graph,
 ) -> tuple[Seen, Body]:
     """Run the cell once, from building to the last snapshot. What it raises is part of what is seen."""
     body, seen, recorder = Body(cell.outcome, in_scope), Seen(), Recorder()
-    with _noting(seen):
+    with asyncio.Runner() as runner, savers(runner) as saver, _noting(seen):
         graph = attach(built(cell, body, decorate, saver))
         config = {"configurable": {"thread_id": "cell"}, "callbacks": [recorder], "recursion_limit": 8}
-        drive = _Drive(cell=cell, graph=graph, config=config, seen=seen, body=body)
+        drive = _Drive(runner=runner, cell=cell, graph=graph, config=config, seen=seen, body=body)
         for step in _inputs(cell.outcome):
             with _noting(seen):
                 drive.run(step)
@@ -173,6 +195,7 @@ def _noting(seen: Seen) -> Iterator[None]:
 class _Drive:
     """How a cell's graph is run and asked."""
 
+    runner: asyncio.Runner
     cell: Cell
     graph: Any
     config: Any
@@ -187,7 +210,8 @@ class _Drive:
         elif self.cell.drive == "stream":
             self.seen.events.extend(self.graph.stream(step, self.config, subgraphs=True, **given))
         else:
-            asyncio.run(self._cancelled(step, given) if self.cell.outcome == "cancel" else self._arun(step, given))
+            run = self._cancelled if self.cell.outcome == "cancel" else self._arun
+            self.runner.run(run(step, given))
 
     async def _arun(self, step: Any, given: Any) -> None:
         if self.cell.drive == "ainvoke":
@@ -224,7 +248,7 @@ class _Drive:
             history = [one async for one in self.graph.aget_state_history(self.config)]
             return [await self.graph.aget_state(self.config, subgraphs=True), *history]
 
-        return asyncio.run(ask())
+        return self.runner.run(ask())
 
 
 _RUN = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}|\b[0-9a-f]{32}\b|0x[0-9a-f]{8,}")

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 from conformance_nodes import ASYNC_KINDS, KINDS, SYNC_KINDS
-from conformance_runs import MODES, Cell, observe, structure
-from langgraph.checkpoint.memory import InMemorySaver
+from conformance_runs import MODES, Cell, observe, params, structure
 
 from agentkv.runtime import identity
 
@@ -51,15 +50,15 @@ def expected(cell: Cell) -> tuple[int, str | None]:  # noqa: PLR0911  one for ea
     return 1, None
 
 
-@pytest.mark.parametrize("cell", cells(), ids=str)
+@pytest.mark.parametrize("cell", params(cells()))
 def test_a_decorated_node_shows_what_the_plain_one_shows(cell: Cell, shared_kv) -> None:
     """Same states, histories, events, callbacks and exceptions; and it does run in our scope."""
 
     def in_scope() -> bool:
         return identity.wants_as_is(shared_kv)
 
-    plain, _ = observe(cell, lambda node: node, InMemorySaver(), in_scope)
-    decorated, body = observe(cell, shared_kv.node(context=False), InMemorySaver(), in_scope)
+    plain, _ = observe(cell, lambda node: node, in_scope=in_scope)
+    decorated, body = observe(cell, shared_kv.node(context=False), in_scope=in_scope)
     assert expected(cell) == (plain.runs, plain.errors[0][0][0] if plain.errors else None)
     assert plain == decorated
     assert all(body.scopes)

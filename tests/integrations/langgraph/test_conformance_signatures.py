@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from conformance_nodes import ASYNC_KINDS, KINDS, SIGNATURES, WITHOUT_INJECTION
-from conformance_runs import Cell, observe, structure
+from conformance_runs import Cell, observe, params, structure
 
 from agentkv.runtime import identity
 
@@ -18,15 +18,15 @@ CELLS = [
 ]
 
 
-@pytest.mark.parametrize("cell", CELLS, ids=str)
+@pytest.mark.parametrize("cell", params(CELLS))
 def test_a_decorated_node_is_given_what_the_plain_one_is_given(cell: Cell, shared_kv) -> None:
     """config, runtime, writer, store and previous, positional or by keyword; same results and same input schema."""
 
     def in_scope() -> bool:
         return identity.wants_as_is(shared_kv)
 
-    plain, _ = observe(cell, lambda node: node, None, in_scope)
-    decorated, body = observe(cell, shared_kv.node(context=False), None, in_scope)
+    plain, _ = observe(cell, lambda node: node, in_scope=in_scope)
+    decorated, body = observe(cell, shared_kv.node(context=False), in_scope=in_scope)
     assert (1, []) == (plain.runs, plain.errors)
     assert plain == decorated
     assert [True] == body.scopes

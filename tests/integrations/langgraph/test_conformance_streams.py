@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 from conformance_nodes import ASYNC_KINDS, KINDS, SYNC_KINDS
-from conformance_runs import MODES, Cell, observe
-from langgraph.checkpoint.memory import InMemorySaver
+from conformance_runs import MODES, Cell, observe, params
 
 from agentkv.runtime import identity
 
@@ -23,15 +22,15 @@ CELLS = [
 ]
 
 
-@pytest.mark.parametrize("cell", CELLS, ids=str)
+@pytest.mark.parametrize("cell", params(CELLS))
 def test_a_decorated_node_streams_what_the_plain_one_streams(cell: Cell, shared_kv) -> None:
     """The same chunks in the same order, and something to compare."""
 
     def in_scope() -> bool:
         return identity.wants_as_is(shared_kv)
 
-    plain, _ = observe(cell, lambda node: node, InMemorySaver(), in_scope)
-    decorated, body = observe(cell, shared_kv.node(context=False), InMemorySaver(), in_scope)
+    plain, _ = observe(cell, lambda node: node, in_scope=in_scope)
+    decorated, body = observe(cell, shared_kv.node(context=False), in_scope=in_scope)
     assert plain.events or cell.modes == "custom"
     assert plain == decorated
     assert all(body.scopes)
