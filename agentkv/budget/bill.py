@@ -8,6 +8,7 @@ same bill, in this process or from a saved ledger.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields, replace
 from decimal import Decimal
@@ -178,6 +179,11 @@ class Bill:
     def raw_utilisation(self) -> float | None:
         """Share of the task's wall time in which a device was busy for it; above 1 for branches in parallel."""
         return self.work.device_s / self.spans.wall_s if self.work.device_s and self.spans.wall_s else None
+
+    @property
+    def loops(self) -> dict[str, int]:
+        """Calls that counted against the cap of a loop (retry, reflection, correction ...), by its name."""
+        return dict(Counter(call.loop for call in self.calls if call.loop))
 
     @property
     def estimated(self) -> bool:

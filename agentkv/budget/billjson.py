@@ -44,6 +44,7 @@ def bill_to_json(bill: Bill) -> dict[str, Any]:
         "cost_usd": _money(bill.cost_usd),
         "unpriced_calls": bill.unpriced_calls,
         "served_locally": sum(call.served_locally for call in bill.calls),
+        "loops": bill.loops,
         "kv_hit_rate": bill.hit_rate,
         "cached_by": dict(bill.cached_by),
         "peak_context_tokens": bill.peak_context_tokens,

@@ -70,6 +70,7 @@ def _summary(bill: Bill) -> list[str]:
     ]
     if bill.work.device_s:
         of_all = f"{percent(bill.effective_utilisation)} of {format_seconds(bill.work.device_s)} device time was used"
+        of_all += "" if bill.raw_utilisation is None else f" (busy for {percent(bill.raw_utilisation)} of the time)"
         rows.append(("effective utilisation", of_all))
     if bill.resume_stalls_s:
         median, worst = statistics.median(bill.resume_stalls_s), max(bill.resume_stalls_s)
@@ -114,7 +115,8 @@ def _attempts(bill: Bill) -> list[tuple[str, str]]:
     if bill.work.unused_tokens:
         cost = f" ({format_usd(bill.work.unused_cost_usd)})" if bill.work.unused_cost_usd else ""
         told += f"; {bill.work.unused_tokens:,} tokens{cost} came to nothing"
-    return [("attempts", told)] if told else []
+    loops = ", ".join(f"{shortened(name, 30)} {number:,}x" for name, number in sorted(bill.loops.items()))
+    return ([("attempts", told)] if told else []) + ([("loops", loops)] if loops else [])
 
 
 def _context(shaping: Shaping) -> list[tuple[str, str]]:

@@ -246,7 +246,7 @@ def test_ten_thousand_facts_are_read_in_one_pass_each():
         return time.perf_counter() - began_s
 
     small = min(seconds(250) for _ in range(3))
-    assert seconds(2500) < 40 * small
+    assert min(seconds(2500) for _ in range(2)) < 40 * small
 
 
 def test_an_aborted_stream_is_a_line_of_its_own_with_what_it_really_used():
@@ -310,3 +310,19 @@ def test_parallel_tools_hide_a_restore_once():
         MoveFact(task="t", session="a", action="prefetch", to="device", at_ms=6_500, seconds=1.0),
     )
     assert 1.0 == pytest.approx(one.stalls.hidden_s)
+
+
+def test_loops_are_counted_by_name():
+    """Retries, reflections, corrections: what their caps counted."""
+    one = bill(call(loop="retry"), call(loop="reflection"), call(loop="retry"), call())
+    assert {"retry": 2, "reflection": 1} == one.loops == one.to_json()["loops"]
+    assert "loops                   reflection 1x, retry 2x" in str(one)
+
+
+def test_raw_utilisation_stands_beside_the_effective_one():
+    """One second of a device in four seconds of wall time."""
+    one = bill(
+        call(at_ms=1000, timing=Timing(decode_s=1.0, total_s=1.0)), ToolCallFact(task="t", at_ms=5000, actual_s=3.0)
+    )
+    assert (0.25, 1.0) == (one.raw_utilisation, one.effective_utilisation)
+    assert "(busy for 25.0 % of the time)" in " ".join(str(one).split())
