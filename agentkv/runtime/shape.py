@@ -91,8 +91,7 @@ class Shaper:
         with self._open(request, messages) as line:
             self._counted = True
             proposal = self._due(line)
-            recalls = self._context.memory is not None and messages[-1].role == "user" and not line.view.noted
-            if proposal is None and not recalls:
+            if proposal is None and not self._asks_memory(line, messages):
                 shown = self._shown(line, request, tail)
                 return Turn(request=shown, ready=lambda: shown)
         return Turn(request=None, ready=lambda: self._ready(request, messages, tail, proposal))
@@ -144,13 +143,16 @@ class Shaper:
 
     def _ready(self, request: Request, messages: tuple[Message, ...], tail: str, proposal: Proposal | None) -> Request:
         try:
-            recalled = self._recalled(request, messages)
             if proposal is not None:
                 with self._open(request, messages) as line:
                     sent = line.view.prompt_now()
                 self._fold(line, request, proposal, sent, background=False)
             with self._open(request, messages) as line:
                 line.view.refold()
+                asks = self._asks_memory(line, messages)
+                shown = line.view.prompt_now() if asks else ()
+            recalled = self._recalled(request, messages[-1].content, shown) if asks else ""
+            with self._open(request, messages) as line:
                 return self._shown(line, request, tail, recalled)
         except Exception as error:
             log.failed("context_failed", stage="ready", error=repr(error))
@@ -158,16 +160,20 @@ class Shaper:
 
     # -- memories
 
-    def _recalled(self, request: Request, messages: tuple[Message, ...]) -> str:
-        """What is worth telling of what is remembered about the newest user message."""
+    def _asks_memory(self, line: Line, messages: tuple[Message, ...]) -> bool:
+        """Once for each message of a user: what was told behind it stays."""
+        return self._context.memory is not None and messages[-1].role == "user" and not line.view.noted
+
+    def _recalled(self, request: Request, query: str, shown: tuple[Message, ...]) -> str:
+        """What is worth telling of what is remembered about `query`, and new in the prompt `shown`."""
         memory = self._context.memory
-        if memory is None or messages[-1].role != "user":
+        if memory is None:
             return ""
         try:
             from agentkv.context.memory import decide
 
-            found = memory.recall(messages[-1].content, k=RECALLED)
-            prompt = "\n".join(message.content for message in messages)
+            found = memory.recall(query, k=RECALLED)
+            prompt = "\n".join(message.content for message in shown)
             injection = decide(found, prompt=prompt, max_tokens=self._context.memory_tokens)
         except Exception as error:
             log.failed("memory_failed", error=repr(error))

@@ -144,6 +144,16 @@ def test_the_same_call_again_is_the_same_prompt_with_memory_and_value(make_kv, m
         assert first == ask(kv, [day(1), QUESTION])
 
 
+def test_a_memory_that_was_told_is_not_told_again_in_the_same_conversation(make_kv, memory) -> None:
+    """What stands behind an earlier message is no news."""
+    kv = make_kv(Context(memory=memory))
+    again = Message(role="user", content="Say once more: on which port does the staging database blue-heron listen?")
+    with kv.task("t", final=False):
+        ask(kv, [QUESTION])
+        sent = ask(kv, [QUESTION, Message(role="assistant", content="That one."), again])
+    assert 1 == str(sent).count("6543")
+
+
 def test_a_segment_whose_first_call_has_no_place_for_it_is_told_with_the_second(make_kv) -> None:
     """What earlier segments left is not lost."""
     kv = make_kv()
