@@ -1,20 +1,23 @@
 """ChatAgentKV: a LangChain chat model over an agentkv engine.
 
 Covers invoke, ainvoke, stream, astream, bind_tools and per-call options. How messages are carried over is in
-`messages.py`; budgets, bills and hints happen behind `kv.submit`.
+`messages.py`, structured output in `structured.py`, the choice of a tool in `choice.py`; budgets, bills and hints happen
+behind `kv.submit`.
 """
 # ruff: noqa: A002, ARG002  argument names are LangChain's
 
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterator, Sequence
-from typing import Any
+from typing import Any, TypedDict, Unpack
 
-from langchain_core.callbacks import AsyncCallbackManagerForLLMRun, CallbackManagerForLLMRun
+from langchain_core.caches import BaseCache
+from langchain_core.callbacks import AsyncCallbackManagerForLLMRun, CallbackManagerForLLMRun, Callbacks
 from langchain_core.language_models import BaseChatModel, LanguageModelInput
 from langchain_core.language_models.base import LangSmithParams
 from langchain_core.messages import AIMessage, AIMessageChunk, BaseMessage
 from langchain_core.outputs import ChatGeneration, ChatGenerationChunk, ChatResult
+from langchain_core.rate_limiters import BaseRateLimiter
 from langchain_core.runnables import Runnable, RunnableConfig
 from pydantic import ConfigDict, Field
 
@@ -22,11 +25,33 @@ from agentkv.core.task import UNATTRIBUTED
 from agentkv.engine.base import Chunk, Generation, Request, Sampling
 from agentkv.errors import ConfigError
 from agentkv_langgraph.caller import caller_of_metadata, named_in_metadata
+from agentkv_langgraph.choice import Choice, kept
 from agentkv_langgraph.messages import to_ai_message, to_call_chunks, to_messages, to_tools, turn_fields
+from agentkv_langgraph.structured import Shape, adrive, drive, structured
 
 _SAMPLING = ("max_tokens", "temperature", "top_p", "seed")
 _PER_CALL = {*_SAMPLING, "stop", "tools", "tool_choice", "session", "context", "stream", "stream_usage"}
-_FREE_CHOICE = (None, "auto", "none")
+_NOT_FOR_THE_ENGINE = ("parallel_tool_calls", "strict")  # what LangChain hands on to every model
+
+
+class ChatOptions(TypedDict, total=False):
+    """Everything that ChatAgentKV takes besides the AgentKV."""
+
+    max_tokens: int | None
+    temperature: float | None
+    top_p: float | None
+    seed: int | None
+    stop: list[str] | None
+    streaming: bool
+    context: bool
+    name: str | None
+    cache: BaseCache | bool | None
+    callbacks: Callbacks
+    tags: list[str] | None
+    metadata: dict[str, Any] | None
+    rate_limiter: BaseRateLimiter | None
+    disable_streaming: bool
+    verbose: bool
 
 
 class ChatAgentKV(BaseChatModel):
@@ -51,13 +76,13 @@ class ChatAgentKV(BaseChatModel):
     streaming: bool = False
     context: bool = True
 
-    def __init__(self, kv: Any, **options: Any) -> None:
+    def __init__(self, kv: Any, **options: Unpack[ChatOptions]) -> None:
         unknown = sorted(set(options) - set(type(self).model_fields))
         if unknown:
             raise ConfigError(
                 f"ChatAgentKV knows no option {', '.join(unknown)}; it takes {', '.join(_SAMPLING)}, stop, context"
             )
-        super().__init__(kv=kv, **options)  # type: ignore[call-arg]
+        super().__init__(kv=kv, **options)  # type: ignore[call-arg, misc]
 
     @property
     def model_name(self) -> str:
@@ -73,14 +98,62 @@ class ChatAgentKV(BaseChatModel):
         return {"model_name": self.model_name, "stop": self.stop, **{name: getattr(self, name) for name in _SAMPLING}}
 
     def _get_ls_params(self, stop: list[str] | None = None, **kwargs: Any) -> LangSmithParams:
-        return LangSmithParams(ls_provider="agentkv", ls_model_name=self.model_name, ls_model_type="chat")
+        params = LangSmithParams(
+            ls_provider="agentkv", ls_model_name=str(kwargs.get("model", self.model_name)), ls_model_type="chat"
+        )
+        if self.temperature is not None:
+            params["ls_temperature"] = self.temperature
+        if self.max_tokens is not None:
+            params["ls_max_tokens"] = self.max_tokens
+        if stop or self.stop:
+            params["ls_stop"] = list(stop or self.stop or ())
+        return params
 
     def bind_tools(
-        self, tools: Sequence[Any], *, tool_choice: str | None = None, **kwargs: Any
+        self, tools: Sequence[Any], *, tool_choice: Any = None, **kwargs: Any
     ) -> Runnable[LanguageModelInput, AIMessage]:
-        """The model with tools. Only a free choice can be kept: "auto", or "none" to send no tools."""
-        _check_choice(tool_choice)
-        return super().bind(tools=to_tools(tools), tool_choice=tool_choice, **kwargs)
+        """The model with tools. `tool_choice`: "auto", "none" (no tools are sent), "any", or a tool's name.
+
+        Decoding is free: a choice is not forced but checked. An answer that misses it is asked for once more, and then
+        AnswerInvalid is raised; a streamed answer is checked when it is complete.
+        """
+        specs = to_tools(tools)
+        Choice.of(tool_choice, specs)
+        return super().bind(tools=specs, tool_choice=tool_choice, **kwargs)
+
+    def with_structured_output(
+        self,
+        schema: dict[str, Any] | type,
+        *,
+        include_raw: bool = False,
+        method: str = "function_calling",
+        strict: bool | None = None,
+        **kwargs: Any,
+    ) -> Runnable[LanguageModelInput, Any]:
+        """A runnable that gives an object of `schema` (a Pydantic class, a TypedDict, a JSON schema: then a dict).
+
+        `method`: "function_calling" reads a tool call, "json_schema" tells the model the schema and reads JSON from
+        its text, "json_mode" reads JSON that your own prompt asks for. Decoding is free, whatever `strict` says: an
+        answer that does not fit is asked for once more, and then AnswerInvalid is raised. It does not stream.
+        """
+        if kwargs:
+            raise ConfigError(f"with_structured_output knows no option {', '.join(sorted(kwargs))}")
+        shape = Shape(schema, method)
+        told = {"kwargs": {"method": method}, "schema": shape.tool}
+        if method == "function_calling":
+            asked = self.bind_tools([schema], ls_structured_output_format=told)
+        else:
+            asked = self.bind(ls_structured_output_format=told)
+        return structured(asked, shape, lambda given: self._convert_input(given).to_messages(), raw=include_raw)
+
+    def get_num_tokens(self, text: str) -> int:
+        """Tokens of a text, as the engine counts them."""
+        return int(self.kv.engine.count_tokens(Request(prompt=text)))
+
+    def get_num_tokens_from_messages(self, messages: list[BaseMessage], tools: Sequence[Any] | None = None) -> int:
+        """Tokens of a prompt, as the engine counts them."""
+        request = Request(messages=to_messages(messages), tools=to_tools(tools or ()))
+        return int(self.kv.engine.count_tokens(request))
 
     # -- who calls: a config handed over explicitly names its task even in a thread that LangGraph does not know
 
@@ -117,8 +190,8 @@ class ChatAgentKV(BaseChatModel):
         run_manager: CallbackManagerForLLMRun | None = None,
         **kwargs: Any,
     ) -> ChatResult:
-        with self.kv.submit(self._request(messages, stop, run_manager, kwargs)) as stream:
-            return _result(stream.result())
+        request, choice = self._request(messages, stop, run_manager, kwargs)
+        return _result(drive(kept(choice, request), self._answer))
 
     async def _agenerate(
         self,
@@ -127,8 +200,8 @@ class ChatAgentKV(BaseChatModel):
         run_manager: AsyncCallbackManagerForLLMRun | None = None,
         **kwargs: Any,
     ) -> ChatResult:
-        with self.kv.submit(self._request(messages, stop, run_manager, kwargs)) as stream:
-            return _result(await stream.aresult())
+        request, choice = self._request(messages, stop, run_manager, kwargs)
+        return _result(await adrive(kept(choice, request), self._aanswer))
 
     def _stream(
         self,
@@ -137,13 +210,14 @@ class ChatAgentKV(BaseChatModel):
         run_manager: CallbackManagerForLLMRun | None = None,
         **kwargs: Any,
     ) -> Iterator[ChatGenerationChunk]:
-        with self.kv.submit(self._request(messages, stop, run_manager, kwargs)) as stream:
+        request, choice = self._request(messages, stop, run_manager, kwargs)
+        with self.kv.submit(request) as stream:
             for piece in stream:
                 chunk = _chunk(piece)
                 if run_manager:
                     run_manager.on_llm_new_token(piece.text, chunk=chunk)
                 yield chunk
-            yield _last_chunk(stream.result())
+            yield _last_chunk(choice.checked(stream.result()))
 
     async def _astream(
         self,
@@ -152,31 +226,43 @@ class ChatAgentKV(BaseChatModel):
         run_manager: AsyncCallbackManagerForLLMRun | None = None,
         **kwargs: Any,
     ) -> AsyncIterator[ChatGenerationChunk]:
-        with self.kv.submit(self._request(messages, stop, run_manager, kwargs)) as stream:
+        request, choice = self._request(messages, stop, run_manager, kwargs)
+        with self.kv.submit(request) as stream:
             async for piece in stream:
                 chunk = _chunk(piece)
                 if run_manager:
                     await run_manager.on_llm_new_token(piece.text, chunk=chunk)
                 yield chunk
-            yield _last_chunk(stream.result())
+            yield _last_chunk(choice.checked(stream.result()))
+
+    def _answer(self, request: Request) -> Generation:
+        with self.kv.submit(request) as stream:
+            generation: Generation = stream.result()
+            return generation
+
+    async def _aanswer(self, request: Request) -> Generation:
+        with self.kv.submit(request) as stream:
+            generation: Generation = await stream.aresult()
+            return generation
 
     def _request(
         self, messages: list[BaseMessage], stop: list[str] | None, run_manager: Any, options: dict[str, Any]
-    ) -> Request:
-        unknown = sorted(set(options) - _PER_CALL)
+    ) -> tuple[Request, Choice]:
+        unknown = sorted(set(options) - _PER_CALL - set(_NOT_FOR_THE_ENGINE))
         if unknown:
             raise ConfigError(
                 f"this call knows no option {', '.join(unknown)}; it takes {', '.join(sorted(_PER_CALL))}"
             )
-        _check_choice(options.get("tool_choice"))
+        tools = to_tools(options.get("tools") or ())
+        choice = Choice.of(options.get("tool_choice"), tools)
         chosen = {name: options.get(name, getattr(self, name)) for name in _SAMPLING}
         stops = stop if stop is not None else options.get("stop", self.stop)
         caller = self.kv.caller()
         if caller.task == UNATTRIBUTED:
             caller = caller_of_metadata(getattr(run_manager, "metadata", None)) or caller
-        return Request(
+        request = Request(
             messages=to_messages(messages),
-            tools=() if options.get("tool_choice") == "none" else to_tools(options.get("tools") or ()),
+            tools=() if choice.none else tools,
             sampling=Sampling(
                 stop=tuple([stops] if isinstance(stops, str) else stops or ()),
                 **{name: value for name, value in chosen.items() if value is not None},
@@ -185,13 +271,7 @@ class ChatAgentKV(BaseChatModel):
             session=options.get("session"),
             as_is=not options.get("context", self.context),
         )
-
-
-def _check_choice(choice: Any) -> None:
-    if choice not in _FREE_CHOICE:
-        raise ConfigError(
-            f"tool_choice={choice!r} cannot be enforced by this engine; leave it out or say 'auto' or 'none'"
-        )
+        return request, choice
 
 
 def _told(config: RunnableConfig | None) -> RunnableConfig | None:

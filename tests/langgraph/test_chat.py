@@ -165,8 +165,8 @@ def test_unknown_options_are_errors_everywhere(kv) -> None:
         ChatAgentKV(kv, temprature=1)
     with pytest.raises(ConfigError, match="top_k"):
         ChatAgentKV(kv).bind(top_k=1).invoke("a")
-    with pytest.raises(ConfigError, match="tool_choice='weather'"):
-        ChatAgentKV(kv).bind_tools([weather], tool_choice="weather")
+    with pytest.raises(ConfigError, match="tool_choice='wether'"):
+        ChatAgentKV(kv).bind_tools([weather], tool_choice="wether")
 
 
 def test_tools_reach_the_engine_as_schemas_and_none_sends_none(make_kv) -> None:
