@@ -5,6 +5,7 @@ import math
 import random
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from decimal import Decimal
 
 import pytest
 from hypothesis import settings
@@ -48,6 +49,119 @@ def test_a_budget_that_cannot_be_is_refused(bad):
     """Negative, fractional or textual limits name the field."""
     with pytest.raises(ConfigError, match=next(iter(bad))):
         Budget(**bad)
+
+
+@pytest.mark.parametrize(
+    "bad", ["$5", "5 USD", "5,00", -1, "-0.01", math.nan, "NaN", math.inf, "Infinity", True, "", [5]]
+)
+def test_money_that_is_none_is_refused(bad):
+    """Currency signs and words, commas, what is negative or no number: each names the field."""
+    with pytest.raises(ConfigError, match="usd"):
+        Budget(usd=bad)
+
+
+@pytest.mark.parametrize(
+    "bad", [{"soft": 0}, {"soft": 1.5}, {"soft": math.nan}, {"on_exceeded": "stop"}, {"retries": -1}, {"device_seconds": math.inf}, {"wait_s": None}]
+)  # fmt: skip
+def test_other_options_that_cannot_be_are_refused(bad):
+    """A share outside of (0, 1], an unknown way, endless times."""
+    with pytest.raises(ConfigError, match=next(iter(bad))):
+        Budget(**bad)
+
+
+@pytest.mark.parametrize("amount", ["0.3", 0.3, Decimal("0.3")])
+def test_money_is_exact_in_every_spelling(amount):
+    """Three tenths are three times one tenth, and a millionth more is too much."""
+    account = Account("t", Budget(usd=amount))
+    for _ in range(3):
+        account.reserve(1, usd=Decimal("0.1")).settle(used(1), usd=Decimal("0.1"))
+    assert account.left()["usd"] == 0
+    with pytest.raises(BudgetExceeded, match="usd"):
+        account.reserve(1, usd=Decimal("0.000001"))
+
+
+def test_a_money_budget_of_zero_stops_what_costs_and_nothing_else():
+    """A free local model passes."""
+    account = Account("t", Budget(usd=0))
+    account.reserve(1000).settle(used(1000), usd=Decimal(0))
+    with pytest.raises(BudgetExceeded, match="usd"):
+        account.reserve(1, usd=Decimal("1E-12"))
+
+
+def test_a_call_without_a_limit_of_its_own_gets_what_the_money_is_worth():
+    """At a tenth of a cent for each token, one dollar is a thousand of them, the prompt included."""
+    account = Account("t", Budget(usd=1))
+    reservation = account.reserve_rest(100, 5000, cost=lambda tokens: tokens * Decimal("0.001"))
+    assert (1000, Decimal("1.000")) == (reservation.tokens, reservation.usd)
+
+
+def test_device_seconds_stop_the_call_that_would_be_too_long():
+    """A call sets aside as much as the longest so far took."""
+    account = Account("t", Budget(device_seconds=10))
+    for _ in range(2):
+        account.reserve(1).settle(used(1), device_seconds=4)
+    with pytest.raises(BudgetExceeded, match="device_seconds"):
+        account.reserve(1)
+
+
+def test_a_grant_adds_to_the_limits_and_stays():
+    """Also when the same budget is given again; a limit that is not there stays none."""
+    account = Account("t", Budget(tokens=10))
+    account.grant({"tokens": 5, "usd": "1"})
+    account.budget = Budget(tokens=10)
+    assert {"tokens": 15} == account.left()
+    with pytest.raises(ConfigError, match="tokens"):
+        account.grant({"tokens": -1})
+
+
+def test_loops_have_caps_of_their_own():
+    """Over the whole task; retries are also the budget's."""
+    account = Account("t", Budget(retries=1))
+    assert [1, 2] == [account.loop("reflection", 2) for _ in range(2)]
+    with pytest.raises(BudgetExceeded, match="reflection"):
+        account.loop("reflection", 2)
+    account.grant({"reflection": 1})
+    assert (3, 0) == (account.loop("reflection", 2), account.rounds_left("reflection", 2))
+    account.loop("retry")
+    with pytest.raises(BudgetExceeded, match="retries"):
+        account.loop("retry")
+
+
+def test_attempts_of_a_node_are_counted_once_each():
+    """Two calls in attempt 2 are one retry; the next run of the node begins at attempt 1 again."""
+    account = Account("t", Budget(retries=3))
+    for number in (1, 2, 2, 3, 1, 2):
+        account.attempt("branch", "node", number)
+    assert account.used.retries == 3
+    with pytest.raises(BudgetExceeded):
+        account.attempt("branch", "other", 2)
+
+
+def test_the_soft_mark_is_told_once_for_each_branch():
+    """At four fifths, or when the next model call is the last; never without limits."""
+    account = Account("t", Budget(tokens=100, model_calls=9))
+    assert account.nearing("a") is None
+    account.spend(used(80))
+    assert ("tokens", 100, 80) == account.nearing("a")
+    assert (None, "tokens") == (account.nearing("a"), account.nearing("b")[0])
+    last = Account("t", Budget(model_calls=2))
+    last.spend(used(1))
+    assert ("model_calls", 2, 1) == last.nearing("")
+    assert Account("t").nearing("") is None
+
+
+def test_waiting_goes_on_with_what_another_call_gives_back():
+    """A thread that waits gets it; one whose stream is gone gets nothing; one that waits too long is refused."""
+    account = Account("t", Budget(tokens=100))
+    first, got = account.reserve(100), []
+    thread = threading.Thread(target=lambda: got.append(account.wait(lambda: account.reserve(60), timeout_s=30)))
+    thread.start()
+    first.settle(used(40))
+    thread.join(30)
+    assert [60] == [one.tokens for one in got]
+    assert account.wait(lambda: account.reserve(60), timeout_s=30, gone=lambda: True) is None
+    with pytest.raises(BudgetExceeded, match=r"Waited 0\.01 s"):
+        account.wait(lambda: account.reserve(60), timeout_s=0.01)
 
 
 def test_the_error_carries_the_numbers_and_nothing_was_set_aside():
@@ -216,13 +330,14 @@ class Accounting(RuleBasedStateMachine):
         super().__init__()
         self.account = Account("t", Budget(tokens=1000, model_calls=20), ManualClock())
         self.spent = self.spent_calls = 0
+        self.limit = 1000
         self.held = {}
 
     @rule(target=started, tokens=st.integers(0, 600), calls=st.integers(1, 5))
     def reserve(self, tokens, calls):
         held = sum(t for t, _ in self.held.values()) + self.spent
         held_calls = sum(c for _, c in self.held.values()) + self.spent_calls
-        fits = held + max(tokens, 1) <= 1000 and held_calls + calls <= 20
+        fits = held + max(tokens, 1) <= self.limit and held_calls + calls <= 20
         try:
             reservation = self.account.reserve(tokens, calls)
         except BudgetExceeded:
@@ -247,11 +362,22 @@ class Accounting(RuleBasedStateMachine):
         if twice:
             reservation.settle(used(999))
 
+    @rule(tokens=st.integers(0, 50))
+    def spend(self, tokens):
+        self.account.spend(used(tokens))
+        self.spent += tokens
+        self.spent_calls += 1
+
+    @rule(tokens=st.integers(0, 100))
+    def refill(self, tokens):
+        self.account.grant({"tokens": tokens})
+        self.limit += tokens
+
     @invariant()
     def sums_agree(self):
         self.account.check()
-        assert self.account.used.tokens == self.spent <= 1000
-        assert self.account.used.model_calls == self.spent_calls <= 20
+        assert (self.account.used.tokens, self.account.used.model_calls) == (self.spent, self.spent_calls)
+        assert self.account.budget.tokens == self.limit
         assert self.account.reserved.tokens == sum(t for t, _ in self.held.values())
 
 

@@ -1,0 +1,193 @@
+"""What a task's budget does to its calls outside of any framework: closing turns, waits, notices, loops, types."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from decimal import Decimal
+
+import pytest
+
+from agentkv import AgentKV, Budget, BudgetExceeded, Message, QueueFull, Request, Sampling, ScriptedEngine
+from agentkv.budget.prices import Price, PriceTable, Rates
+from agentkv.errors import ConfigError, GenerationCancelled
+from agentkv.log import counters
+
+CENT_A_TOKEN = PriceTable([Price(model="scripted", rates=Rates(input=Decimal(10_000), output=Decimal(10_000)))])
+
+
+def asking(*said, tokens=4):
+    """A call of at most `tokens` of output after a conversation."""
+    messages = tuple(Message(role=("user", "assistant")[i % 2], content=text) for i, text in enumerate(said))
+    return Request(messages=messages, sampling=Sampling(max_tokens=tokens))
+
+
+class Hosted:
+    """A model of somebody else, without tiers of ours."""
+
+    def __init__(self, answers):
+        inner = ScriptedEngine(answers, model="nobody-knows-this")
+        self.model, self.submit, self.count_tokens = inner.model, inner.submit, inner.count_tokens
+        self.stats, self.close = inner.stats, inner.close
+
+
+@pytest.fixture
+def kv():
+    """A kv whose model always says yes."""
+    with AgentKV.with_engine(ScriptedEngine(itertools.repeat("yes")), ledger="memory") as made:
+        yield made
+
+
+def test_a_closing_turn_says_what_was_said_last_and_costs_nothing(kv):
+    """No model is asked; finish_reason is stop."""
+    with kv.task("t", budget=Budget(model_calls=0, on_exceeded="finish"), final=False):
+        answer = kv.submit(asking("why?", "Because of rounding.", "sure?")).result(10)
+    assert ("budget", "stop", ()) == (answer.stopped_by, answer.finish_reason, answer.tool_calls)
+    assert "Because of rounding." in answer.text
+    assert (0, [], 0) == (answer.usage.total_tokens, kv.engine.requests, len(kv.report("t").calls))
+
+
+def test_an_interrupt_without_a_graph_raises(kv):
+    """There is nobody to ask."""
+    with kv.task("t", budget=Budget(model_calls=0, on_exceeded="interrupt")), pytest.raises(BudgetExceeded):
+        kv.submit(asking("hi"))
+
+
+async def test_a_call_in_the_queue_waits_for_a_grant_and_blocks_nothing(kv):
+    """The event loop runs on; the call goes as soon as there is enough."""
+    with kv.task("t", budget=Budget(model_calls=1, on_exceeded="queue"), final=False):
+        await kv.submit(asking("one")).aresult()
+        waiting = asyncio.create_task(kv.submit(asking("two")).aresult())
+        for _ in range(3):
+            await asyncio.sleep(0)
+        assert not waiting.done()
+        kv.budgets.grant("t", model_calls=1)
+        assert (await waiting).text == "yes"
+    assert len(kv.report("t").calls) == 2
+
+
+def test_a_call_that_waits_too_long_is_refused_and_one_that_is_cancelled_is_gone(kv):
+    """Neither holds anything afterwards."""
+    with kv.task("t", budget=Budget(tokens=0, on_exceeded="queue", wait_s=0.01), final=False):
+        with pytest.raises(BudgetExceeded, match="Waited"):
+            kv.submit(asking("one")).result(10)
+    with kv.task("u", budget=Budget(tokens=0, on_exceeded="queue"), final=False):
+        stream = kv.submit(asking("one"))
+        stream.cancel()
+        with pytest.raises(GenerationCancelled):
+            stream.result(10)
+        kv.budgets.grant("u", tokens=100)
+        assert kv.budgets.left("u") == {"tokens": 100}
+    assert kv.engine.requests == []
+
+
+def test_the_soft_mark_is_told_once_at_the_tail_and_the_prompt_only_grows(kv):
+    """The next prompt after it begins with the one that held the notice, byte for byte."""
+    said = ["first question"]
+    with kv.task("t", budget=Budget(model_calls=5, soft=0.5), final=False):
+        for number in range(4):
+            said.append(kv.submit(asking(*said)).result(10).text)
+            said.append(f"question {number}")
+    prompts = [[m.content for m in request.messages] for request in kv.engine.requests]
+    told = [sum("[budget]" in text for text in prompt) for prompt in prompts]
+    assert [0, 0, 0, 1] == told
+    assert prompts[3][:5] == prompts[2]
+    assert "60% of this task's model calls are used (3 of 5)" in prompts[3][-1]
+
+
+def test_money_holds_with_a_price_and_not_without():
+    """A cent a token: what a call costs at most must be left, and what it cost is spent. Without a price it is told once."""
+    with AgentKV.with_engine(ScriptedEngine(itertools.repeat("a b")), ledger="memory", prices=CENT_A_TOKEN) as kv:
+        with kv.task("t", budget=Budget(usd="0.20"), final=False):
+            kv.submit(asking("hi", tokens=2)).result(10)
+            spent = kv.report("t").calls[0].cost_usd
+            assert kv.budgets.left() == {"usd": Decimal("0.20") - spent}
+            with pytest.raises(BudgetExceeded, match="usd"):
+                kv.submit(asking("hi", tokens=50))
+    before = counters["budget_without_price"]
+    with AgentKV.with_engine(Hosted(["yes"]), ledger="memory") as kv:
+        with kv.task("t", budget=Budget(usd=0), final=False):
+            assert kv.submit(asking("hi")).result(10).text == "yes"
+    assert counters["budget_without_price"] == before + 1
+
+
+def test_rounds_of_a_loop_are_capped_over_the_task_and_named_on_the_bill(kv):
+    """Two reflections, then a refusal; each call inside says which loop it was in."""
+    with kv.task("t", final=False):
+        for _ in range(2):
+            with kv.budgets.loop("reflection", limit=2):
+                kv.submit(asking("better?")).result(10)
+        loop = kv.budgets.loop("reflection", limit=2)
+        assert not loop.allowed
+        with pytest.raises(BudgetExceeded, match="reflection"), loop:
+            pass
+        kv.submit(asking("so?")).result(10)
+    assert ["reflection", "reflection", ""] == [call.loop for call in kv.report("t").calls]
+
+
+def test_a_round_too_many_of_a_task_that_finishes_is_a_closing_turn(kv):
+    """The node goes on; its model calls are not made."""
+    with kv.task("t", budget=Budget(retries=0, on_exceeded="finish"), final=False), kv.budgets.loop("retry"):
+        assert kv.submit(asking("again")).result(10).stopped_by == "budget"
+
+
+def test_tasks_of_a_type_wait_for_their_place_and_get_its_budget(kv):
+    """One at once, none in the queue; what the type gives is the task's budget."""
+    kv.budgets.limit("review", tasks=1, queue=0, budget_per=Budget(tokens=77))
+    with kv.task("a", type="review"):
+        assert kv.budgets.left() == {"tokens": 77}
+    with kv.task("a", type="review", final=False):
+        pass
+    with kv.task("b", type="review"):
+        place = kv.budgets.place("c", task_type="review", tenant="", priority=1)
+        with kv.task("inside", type="review"):
+            pass
+        place.leave()
+
+
+async def test_a_task_beyond_the_places_is_told_at_once(kv):
+    """From another flow of control, sync or async."""
+    kv.budgets.limit("review", tasks=1, queue=0)
+
+    async def other():
+        async with kv.task("b", type="review"):
+            pass
+
+    waits = asyncio.create_task(other())
+    await waits
+    with kv.task("a", type="review"):
+        import contextvars
+
+        with pytest.raises(QueueFull, match="1 tasks of type 'review' run and 0 wait"):
+            contextvars.Context().run(kv.task("b", type="review").__enter__)
+
+
+async def test_tasks_of_a_type_share_a_budget_and_wait_for_more(kv):
+    """What is left for the type is left for each of its tasks; nobody steals."""
+    kv.budgets.limit("review", budget=Budget(model_calls=1))
+    with kv.task("a", type="review", final=False):
+        await kv.submit(asking("one")).aresult()
+    with kv.task("b", type="review", final=False):
+        waiting = asyncio.create_task(kv.submit(asking("two")).aresult())
+        await asyncio.sleep(0)
+        assert not waiting.done()
+        kv.budgets.grant("type:review", model_calls=1)
+        await waiting
+    assert (1, 1) == (len(kv.report("a").calls), len(kv.report("b").calls))
+
+
+def test_a_shared_budget_holds_over_two_programs(tmp_path):
+    """Through the ledger's database; without one it is refused."""
+    url = f"sqlite:///{tmp_path / 'ledger.sqlite'}"
+    budget = Budget(model_calls=2, shared=True)
+    for _ in range(2):
+        with (
+            AgentKV.with_engine(ScriptedEngine(itertools.repeat("yes")), ledger=url) as kv,
+            kv.task("t", budget=budget),
+        ):
+            kv.submit(asking("hi")).result(10)
+    with AgentKV.with_engine(ScriptedEngine([]), ledger=url) as kv, kv.task("t", budget=budget):
+        with pytest.raises(BudgetExceeded, match="model_calls"):
+            kv.submit(asking("hi"))
+    with AgentKV.with_engine(ScriptedEngine([]), ledger="memory") as kv, pytest.raises(ConfigError, match="shared"):
+        kv.task("t", budget=budget).__enter__()
