@@ -37,6 +37,7 @@ from agentkv.runtime.hosts import find_host
 from agentkv.runtime.learned import Learned, default_path
 from agentkv.runtime.nodes import decorated
 from agentkv.runtime.prefixes import Prefixes
+from agentkv.runtime.reach import reach_for
 from agentkv.runtime.receipts import Receipts
 from agentkv.runtime.tasks import TaskScope
 from agentkv.runtime.tools import ToolScope
@@ -49,7 +50,7 @@ if TYPE_CHECKING:
     from agentkv.context.cuts import Cut
     from agentkv.context.view import Stages
 
-_Fn = TypeVar("_Fn", bound=Callable[..., Any])
+_Fn = TypeVar("_Fn")
 DEFAULT_CONTEXT: Context | None = Context()
 
 
@@ -99,6 +100,7 @@ class AgentKV:
             engine=engine, planner=self._planner, books=books, prefixes=self._prefixes, contexts=self.context, emitter=self._emitter
         )  # fmt: skip
         self._ids = itertools.count(1)
+        self._reach = reach_for(engine, self._emitter, clock)
         self._doors = Doors(submit=self.submit, engine=engine, caller=self.caller)
         self._lock = threading.Lock()
         self._closed = False
@@ -260,7 +262,9 @@ class AgentKV:
         self._check_open()
         return TaskScope(self, key, budget=budget, priority=priority, final=final, task_type=type, tenant=tenant)
 
-    def enter_task(self, key: str, *, budget: Budget | None, priority: PriorityClass | None, task_type: str = "") -> None:
+    def enter_task(
+        self, key: str, *, budget: Budget | None, priority: PriorityClass | None, task_type: str = ""
+    ) -> None:
         """Part of TaskScope's contract; use `task`."""
         self._check_open()
         self._books.enter(key, budget=budget, priority=priority, pool=self.budgets.pool(task_type))
@@ -287,9 +291,11 @@ class AgentKV:
             return lambda one: decorated(self, self.host, one, name=name, as_is=not context)
         return decorated(self, self.host, fn, name=name, as_is=not context)
 
-    def attach(self, graph: Any) -> Any:
+    def attach(self, graph: _Fn) -> _Fn:
         """`graph` with hints and bill from the framework's callbacks alone: no code change."""
-        return self.host.attach(graph, self)
+        return self.host.attach(graph, self)  # type: ignore[no-any-return]
+
+    carry = staticmethod(identity.carried)
 
     # -- tool calls
     tool_function = tool_function
@@ -351,7 +357,7 @@ class AgentKV:
 
     def stats(self) -> dict[str, Any]:
         """Blocks and bytes per tier, moves and hits, and the counters of what went wrong; plain JSON values."""
-        return {"engine": dict(self.engine.stats()), "counters": dict(log.counters)}
+        return {"engine": dict(self.engine.stats()), "counters": dict(log.counters), "reach": self._reach.stats()}
 
     # -- OpenAI clients in this process
 
@@ -376,6 +382,7 @@ class AgentKV:
                 return
             self._closed = True
         self._doors.close()
+        self._reach.close()
         if self._planner is not None:
             self._planner.close()
         self.engine.close()
