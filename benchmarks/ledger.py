@@ -12,9 +12,10 @@ import random
 import tempfile
 import time
 from decimal import Decimal
+from functools import partial
 from pathlib import Path
 
-from common import arguments, emit, median, quantile, say
+from common import arguments, emit, interleaved, median, quantile, say
 
 from agentkv.budget.bill import Bill
 from agentkv.budget.facts import ContextFact, Fact, ModelCall, MoveFact, TaskFact, ToolCallFact
@@ -134,7 +135,8 @@ def main() -> None:
         )
         one_task(large, 10_000, rng)
         one_task(small, 10_000, rng)
-        bills = {url: [bill_ms(url, "billed", 10_000) for _ in range(args.repeats)] for url in (small, large)}
+        sides = {name: partial(bill_ms, url, "billed", 10_000) for name, url in (("small", small), ("large", large))}
+        bills = interleaved(sides, args.repeats)
         emit(
             args,
             {
@@ -142,8 +144,8 @@ def main() -> None:
                 "append_us": round(sum(costs) / len(costs), 2),
                 "append_median_us": round(median(costs), 2),
                 "append_p99_us": round(quantile(costs, 0.99), 2),
-                "bill_10k_ms": round(min(bills[small]), 1),
-                "bill_1m_ms": round(min(bills[large]), 1),
+                "bill_10k_ms": round(min(bills["small"]), 1),
+                "bill_1m_ms": round(min(bills["large"]), 1),
                 "lost": lost,
                 "bytes_per_event": round(Path(folder, "large.sqlite").stat().st_size / args.events),
             },

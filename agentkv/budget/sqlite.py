@@ -18,6 +18,7 @@ from agentkv.log import warn_once
 LOCK_WAIT_S = 5.0
 """How long a write waits for another process."""
 _WAL_KEPT_BYTES = 16 << 20
+_CACHE_KIB = 16_384  # the pages of a large index that one batch touches
 _IN_STEPS = 2  # SQLite's number for auto_vacuum = INCREMENTAL
 _PAGES_A_STEP = 1000
 
@@ -66,6 +67,7 @@ def prepare(connection: Any, _record: object = None) -> None:
         mode = cursor.execute("PRAGMA journal_mode=WAL").fetchone()[0]
         cursor.execute(f"PRAGMA synchronous={'NORMAL' if mode == 'wal' else 'FULL'}")
         cursor.execute(f"PRAGMA journal_size_limit={_WAL_KEPT_BYTES}")
+        cursor.execute(f"PRAGMA cache_size=-{_CACHE_KIB}")
         if mode != "wal":
             _warn_of_mode(mode, Path(cursor.execute("PRAGMA database_list").fetchone()[2]))
     except sqlite3.OperationalError:  # locked or gone: what comes next will say so

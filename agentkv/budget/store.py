@@ -31,7 +31,7 @@ INTERVAL_S = 0.25
 MAX_RETRY_S = 5.0
 MAX_UNSAVED = 200_000
 """Facts that wait for a database which does not take them; what comes beyond is counted and not saved."""
-_BATCH = 5000
+_BATCH = 20_000  # in one transaction: a large ledger's index has the same pages written for fewer events
 _PRUNE_EVERY_S = 86_400.0
 MEMORY = "memory"
 
@@ -235,7 +235,10 @@ class Store:
         from agentkv.budget.database import Row
 
         with self._state:
-            facts = [self._pending.popleft() for _ in range(min(_BATCH, len(self._pending)))]
+            if len(self._pending) <= _BATCH:
+                facts, self._pending = self._pending, deque()
+            else:
+                facts = deque(self._pending.popleft() for _ in range(_BATCH))
             self._batch = [Row("", 0, "", 0, "")] * len(facts)  # so that `unsaved` counts them
         rows = []
         for fact in facts:
