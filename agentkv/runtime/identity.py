@@ -6,13 +6,16 @@ that nothing is known about is never guessed to be another task.
 
 from __future__ import annotations
 
-from contextvars import ContextVar
+import functools
+import inspect
+from contextvars import ContextVar, copy_context
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeVar
 
 from agentkv.core.host import Host
 from agentkv.core.task import Caller
 
+_Fn = TypeVar("_Fn")
 _UNKNOWN = Caller()
 SEGMENT = "segment="
 """How the part of a branch begins that names a segment of a task."""
@@ -77,6 +80,31 @@ def resume(scope: Any) -> None:
     if current is None:
         scope.outer = _scope.get()
         _scope.set(scope)
+
+
+def carried(fn: _Fn) -> _Fn:
+    """`kv.carry(fn)`: `fn` for another thread, pool or event loop, where it runs for whoever is calling here and now.
+
+    It sees the context variables of this place, the framework's among them, and what it sets itself stays its own. It
+    may be called often and side by side. A task that has ended by then is not spoken for any more.
+    """
+    here = copy_context()
+    call: Any = fn
+    if inspect.iscoroutinefunction(fn):
+
+        @functools.wraps(call)
+        async def run_async(*args: Any, **kwargs: Any) -> Any:
+            import asyncio  # 20 ms that `import agentkv` must not pay
+
+            return await asyncio.create_task(call(*args, **kwargs), context=here.copy())
+
+        return run_async  # type: ignore[return-value]
+
+    @functools.wraps(call)
+    def run(*args: Any, **kwargs: Any) -> Any:
+        return here.copy().run(call, *args, **kwargs)
+
+    return run  # type: ignore[return-value]
 
 
 def wants_as_is(owner: Any) -> bool:
