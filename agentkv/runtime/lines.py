@@ -35,6 +35,8 @@ class Line:
     lock: threading.Lock = field(default_factory=threading.Lock)
     begun: bool = False
     """What earlier segments left was told, or there was nothing to tell."""
+    making: threading.Lock = field(default_factory=threading.Lock)
+    """Held while a fold is made, without `lock`: calls that come meanwhile wait for it and make none of their own."""
     waits_seen: bool = False
     """A tool of this branch told when it ran, so a fold may be put into such a wait."""
     postponed: bool = False

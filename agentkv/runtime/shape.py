@@ -7,8 +7,6 @@ the messages go as they are.
 
 from __future__ import annotations
 
-import queue
-import sys
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Generator, Iterator
@@ -25,6 +23,7 @@ from agentkv.core.forecast import Forecast
 from agentkv.core.message import Message
 from agentkv.core.task import UNATTRIBUTED, Caller, PriorityClass
 from agentkv.engine.base import Generation, Request, Sampling, changed
+from agentkv.runtime.blocking import on_event_loop, within
 from agentkv.runtime.books import Books
 from agentkv.runtime.carry import Carry, conclusion
 from agentkv.runtime.gate import notice
@@ -86,7 +85,7 @@ class Shaper:
         messages, tail = request.messages or (), ""
         if self._context.volatile:
             messages, tail = steady(messages, self._context.volatile)
-        if _on_event_loop() and (not self._counted or self._is_much(request, messages)):
+        if on_event_loop() and (not self._counted or self._is_much(request, messages)):
             return Turn(request=None, ready=lambda: self._here(request))
         with self._open(request, messages) as line:
             self._counted = True
@@ -94,7 +93,8 @@ class Shaper:
             if proposal is None and not self._asks_memory(line, messages):
                 shown = self._shown(line, request, tail)
                 return Turn(request=shown, ready=lambda: shown)
-        return Turn(request=None, ready=lambda: self._ready(request, messages, tail, proposal))
+            failed = None if proposal is None else line.failed_folds
+        return Turn(request=None, ready=lambda: self._ready(request, messages, tail, failed))
 
     def _is_much(self, request: Request, messages: tuple[Message, ...]) -> bool:
         """True if taking in what is new would hold up an event loop."""
@@ -141,12 +141,11 @@ class Shaper:
         session = request.session or (line.session if folded else "") or None  # an engine would take it for another one
         return changed(request, messages=line.prompt, tools=view.tools_now, fold=folded, session=session)
 
-    def _ready(self, request: Request, messages: tuple[Message, ...], tail: str, proposal: Proposal | None) -> Request:
+    def _ready(self, request: Request, messages: tuple[Message, ...], tail: str, failed: int | None) -> Request:
+        """`failed`: a fold is due, and so many have failed before; None: none is due."""
         try:
-            if proposal is not None:
-                with self._open(request, messages) as line:
-                    sent = line.view.prompt_now()
-                self._fold(line, request, proposal, sent, background=False)
+            if failed is not None:
+                self._fold_first(request, messages, failed)
             with self._open(request, messages) as line:
                 line.view.refold()
                 asks = self._asks_memory(line, messages)
@@ -189,10 +188,7 @@ class Shaper:
         """The fold to be made before this call; the line is locked."""
         if line.folding is not None and not line.folding.is_alive():
             line.folding = None
-        if line.made is not None:
-            line.view.adopt(line.made)
-            line.made = None
-        proposal = line.view.propose()
+        proposal = self._proposal(line)
         if proposal is None or proposal.kind != "fold":
             return None
         if proposal.forced:
@@ -206,6 +202,24 @@ class Shaper:
             line.postponed = True
             return None
         return proposal
+
+    def _proposal(self, line: Line) -> Proposal | None:
+        """What could be folded now that a fold made during a wait holds; the line is locked."""
+        if line.made is not None:
+            line.view.adopt(line.made)
+            line.made = None
+        return line.view.propose()
+
+    def _fold_first(self, request: Request, messages: tuple[Message, ...], failed: int) -> None:
+        """Make the fold that is due, unless another call of the same conversation did so, or failed, in between."""
+        with self._open(request, messages) as line:
+            pass
+        with line.making:
+            with self._open(request, messages) as line:
+                line.view.refold()
+                proposal, sent = self._proposal(line), line.view.prompt_now()
+            if proposal is not None and proposal.kind == "fold" and line.failed_folds == failed:
+                self._fold(line, request, proposal, sent, background=False)
 
     def tool_waits(self, caller: Caller, forecast: Forecast | None) -> None:
         """A tool of this branch runs now: time for a fold that was put off, if the forecast leaves enough of it."""
@@ -225,14 +239,14 @@ class Shaper:
             proposal = line.view.propose() if line.folding is None else None
             if proposal is None or proposal.kind != "fold" or line.view.sent is None:
                 return
-            request = Request(messages=line.view.sent, tools=line.view.tools_now, caller=caller)
-            line.folding = threading.Thread(
-                target=self._fold,
-                args=(line, request, proposal, line.view.sent),
-                kwargs={"background": True},
-                name="agentkv-fold",
-                daemon=True,
-            )
+            sent = line.view.sent
+            request = Request(messages=sent, tools=line.view.tools_now, caller=caller)
+
+            def run() -> None:
+                with line.making:
+                    self._fold(line, request, proposal, sent, background=True)
+
+            line.folding = threading.Thread(target=run, name="agentkv-fold", daemon=True)
             line.folding.start()
 
     def _fold(
@@ -293,7 +307,7 @@ class Shaper:
         summarise = self._context.summarise
         try:
             if callable(summarise):
-                return _within(self._context.summary_timeout_s, summarise, prompt)
+                return within(self._context.summary_timeout_s, summarise, prompt)
             caller = replace(request.caller, node="summary", branch=request.caller.branch + FOLD_BRANCH)
             answer = self._ask(
                 Request(
@@ -364,28 +378,3 @@ class Shaper:
                 line.view.forget_notes()
         self._lines.forget(task)
         self._carry.forget(task)
-
-
-def _on_event_loop() -> bool:
-    asyncio = sys.modules.get("asyncio")  # 30 ms that `import agentkv` must not pay
-    return asyncio is not None and asyncio._get_running_loop() is not None
-
-
-def _within(seconds: float, summarise: Callable[[tuple[Message, ...]], str], prompt: tuple[Message, ...]) -> str:
-    """What `summarise` answers within so many seconds; its error, or TimeoutError, is raised."""
-    answers: queue.SimpleQueue[str | BaseException] = queue.SimpleQueue()
-
-    def run() -> None:
-        try:
-            answers.put(summarise(prompt))
-        except BaseException as error:  # it belongs to whoever waits
-            answers.put(error)
-
-    threading.Thread(target=run, name=threading.current_thread().name, daemon=True).start()
-    try:
-        answer = answers.get(timeout=seconds)
-    except queue.Empty:
-        raise TimeoutError(f"no summary within {seconds} s") from None
-    if isinstance(answer, BaseException):
-        raise answer
-    return answer

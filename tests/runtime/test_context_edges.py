@@ -239,6 +239,27 @@ def test_a_summariser_that_keeps_failing_is_asked_less_and_less(make_kv) -> None
     assert 2 <= kv.report("t").shaping.failed_folds <= 6
 
 
+@pytest.mark.parametrize("answer", [SUMMARY, "I cannot do that."], ids=["summary", "failure"])
+def test_calls_of_one_conversation_at_the_same_time_have_one_summary_written(make_kv, answer) -> None:
+    """Five samples of one prompt are no reason for five summaries, nor for five failures."""
+    asked: list[str] = []
+
+    def summarise(_messages) -> str:
+        asked.append(answer)
+        time.sleep(0.1)
+        return answer
+
+    kv = make_kv(folding(summarise=summarise))
+    with kv.task("t", final=False):
+        request = Request(messages=(day(1), GOAL, *turns(12)))
+        streams = [kv.submit(request) for _ in range(5)]
+        for stream in streams:
+            stream.result(30)
+    assert len(asked) == (1 if answer == SUMMARY else 2), "a failure is tried once more"
+    assert 1 == len({sent.messages for sent in kv.engine.requests})
+    assert 1 == kv.report("t").shaping.folds + kv.report("t").shaping.failed_folds
+
+
 def test_a_summarise_function_that_hangs_is_given_up(make_kv) -> None:
     """After the time for it the history stays."""
     kv = make_kv(folding(summarise=lambda _messages: time.sleep(2) or SUMMARY, summary_timeout_s=0.05))
