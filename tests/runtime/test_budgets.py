@@ -68,9 +68,9 @@ async def test_a_call_in_the_queue_waits_for_a_grant_and_blocks_nothing(kv):
 
 def test_a_call_that_waits_too_long_is_refused_and_one_that_is_cancelled_is_gone(kv):
     """Neither holds anything afterwards."""
-    with kv.task("t", budget=Budget(tokens=0, on_exceeded="queue", wait_s=0.01), final=False):
-        with pytest.raises(BudgetExceeded, match="Waited"):
-            kv.submit(asking("one")).result(10)
+    short = Budget(tokens=0, on_exceeded="queue", wait_s=0.01)
+    with kv.task("t", budget=short, final=False), pytest.raises(BudgetExceeded, match="Waited"):
+        kv.submit(asking("one")).result(10)
     with kv.task("u", budget=Budget(tokens=0, on_exceeded="queue"), final=False):
         stream = kv.submit(asking("one"))
         stream.cancel()
@@ -97,17 +97,19 @@ def test_the_soft_mark_is_told_once_at_the_tail_and_the_prompt_only_grows(kv):
 
 def test_money_holds_with_a_price_and_not_without():
     """A cent a token: what a call costs at most must be left, and what it cost is spent. Without a price it is told once."""
-    with AgentKV.with_engine(ScriptedEngine(itertools.repeat("a b")), ledger="memory", prices=CENT_A_TOKEN) as kv:
-        with kv.task("t", budget=Budget(usd="0.20"), final=False):
-            kv.submit(asking("hi", tokens=2)).result(10)
-            spent = kv.report("t").calls[0].cost_usd
-            assert kv.budgets.left() == {"usd": Decimal("0.20") - spent}
-            with pytest.raises(BudgetExceeded, match="usd"):
-                kv.submit(asking("hi", tokens=50))
+    twenty_cents = Budget(usd="0.20")
+    with (
+        AgentKV.with_engine(ScriptedEngine(itertools.repeat("a b")), ledger="memory", prices=CENT_A_TOKEN) as kv,
+        kv.task("t", budget=twenty_cents, final=False),
+    ):
+        kv.submit(asking("hi", tokens=2)).result(10)
+        spent = kv.report("t").calls[0].cost_usd
+        assert kv.budgets.left() == {"usd": Decimal("0.20") - spent}
+        with pytest.raises(BudgetExceeded, match="usd"):
+            kv.submit(asking("hi", tokens=50))
     before = counters["budget_without_price"]
-    with AgentKV.with_engine(Hosted(["yes"]), ledger="memory") as kv:
-        with kv.task("t", budget=Budget(usd=0), final=False):
-            assert kv.submit(asking("hi")).result(10).text == "yes"
+    with AgentKV.with_engine(Hosted(["yes"]), ledger="memory") as kv, kv.task("t", budget=Budget(usd=0), final=False):
+        assert kv.submit(asking("hi")).result(10).text == "yes"
     assert counters["budget_without_price"] == before + 1
 
 
@@ -186,8 +188,11 @@ def test_a_shared_budget_holds_over_two_programs(tmp_path):
             kv.task("t", budget=budget),
         ):
             kv.submit(asking("hi")).result(10)
-    with AgentKV.with_engine(ScriptedEngine([]), ledger=url) as kv, kv.task("t", budget=budget):
-        with pytest.raises(BudgetExceeded, match="model_calls"):
-            kv.submit(asking("hi"))
+    with (
+        AgentKV.with_engine(ScriptedEngine([]), ledger=url) as kv,
+        kv.task("t", budget=budget),
+        pytest.raises(BudgetExceeded, match="model_calls"),
+    ):
+        kv.submit(asking("hi"))
     with AgentKV.with_engine(ScriptedEngine([]), ledger="memory") as kv, pytest.raises(ConfigError, match="shared"):
         kv.task("t", budget=budget).__enter__()
