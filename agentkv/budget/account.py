@@ -67,7 +67,7 @@ class Account:
     def budget(self, budget: Budget) -> None:
         with self._purse as tally:
             tally.limits = budget
-        self.stopped = None
+        self.stopped = self._tools_ended_at = None
 
     def grant(self, amounts: Mapping[str, Any]) -> None:
         """So much more of these limits, or of these loops' caps. Raises ConfigError for what is no amount."""
@@ -75,7 +75,7 @@ class Account:
         with self._purse as tally:
             for name, amount in more.items():
                 tally.grants[name] = tally.grants.get(name, 0) + amount
-        self.stopped = None
+        self.stopped = self._tools_ended_at = None
 
     @property
     def used(self) -> Spent:

@@ -381,6 +381,7 @@ class AgentKV:
             if self._closed:
                 return
             self._closed = True
+        self.budgets.gate.closed = True
         self._doors.close()
         self._reach.close()
         if self._planner is not None:

@@ -15,7 +15,7 @@ from agentkv.core.task import Caller, PriorityClass
 from agentkv.core.usage import Usage
 from agentkv.engine.base import Engine, Generation, Request, Stream, changed
 from agentkv.engine.deferred import deferred
-from agentkv.errors import BudgetExceeded
+from agentkv.errors import BudgetExceeded, Closed
 from agentkv.log import warn_once
 from agentkv.runtime.books import Books
 from agentkv.runtime.emit import Emitter
@@ -78,6 +78,8 @@ class ModelCalls:
         kind, over = in_loop.get() or ("", None)
 
         def reserved() -> tuple[Request, Reservation | Both]:
+            if self._gate.closed:
+                raise Closed("this AgentKV was closed while the call waited for its budget")
             if over is not None:
                 raise again(over)
             return self._reserved(request, input_tokens)
@@ -89,16 +91,28 @@ class ModelCalls:
             try:
                 passed = reserved()
             except BudgetExceeded as refused:
-                if request.purpose != "answer":
-                    raise  # nobody asked for this call: it is left out
-                account = self._account_of(request.caller.task, refused)
-                decision = "finish" if over is not None else self._gate.refused(account, request.caller, refused)
-                if decision == "finish":
-                    return closing_turn(request, refused, self._engine.model)
-                if decision == "queue":
-                    return waiting(account, reserved, started)
+                stream = self._refused(request, refused, over is not None, reserved, started)
+                if stream is not None:
+                    return stream
             else:
                 return started(passed)
+
+    def _refused(
+        self,
+        request: Request,
+        refused: BudgetExceeded,
+        is_over: bool,
+        reserved: Callable[[], tuple[Request, Reservation | Both]],
+        started: Callable[[tuple[Request, Reservation | Both]], Stream],
+    ) -> Stream | None:
+        """What a call becomes that does not fit; None if there is more to spend by now. Raises where it is to raise."""
+        if request.purpose != "answer":
+            raise refused  # nobody asked for this call: it is left out
+        account = self._account_of(request.caller.task, refused)
+        decision = "finish" if is_over else self._gate.refused(account, request.caller, refused)
+        if decision == "finish":
+            return closing_turn(request, refused, self._engine.model)
+        return waiting(account, reserved, started) if decision == "queue" else None
 
     def _account_of(self, task: str, refused: BudgetExceeded) -> Account:
         """The account that refused: the task's, or that of all tasks of its type."""

@@ -38,6 +38,8 @@ class Gate:
     def __init__(self, *, host: Host, account: Callable[[str], Account]) -> None:
         self._host = host
         self._account = account
+        self.closed = False
+        """Set at the end: who waits then is told."""
         self.has_stopped = False
         """Some task is over: nodes look whether it is theirs."""
 

@@ -10,7 +10,7 @@ import pytest
 
 from agentkv import AgentKV, Budget, BudgetExceeded, Message, QueueFull, Request, Sampling, ScriptedEngine
 from agentkv.budget.prices import Price, PriceTable, Rates
-from agentkv.errors import ConfigError, GenerationCancelled
+from agentkv.errors import Closed, ConfigError, GenerationCancelled
 from agentkv.log import counters
 
 CENT_A_TOKEN = PriceTable([Price(model="scripted", rates=Rates(input=Decimal(10_000), output=Decimal(10_000)))])
@@ -79,6 +79,30 @@ def test_a_call_that_waits_too_long_is_refused_and_one_that_is_cancelled_is_gone
         kv.budgets.grant("u", tokens=100)
         assert kv.budgets.left("u") == {"tokens": 100}
     assert kv.engine.requests == []
+
+
+def test_a_call_that_waits_ends_when_its_kv_is_closed():
+    """Nobody hangs until the wait is over."""
+    kv = AgentKV.with_engine(ScriptedEngine([]), ledger="memory")
+    with kv.task("t", budget=Budget(tokens=0, on_exceeded="queue"), final=False):
+        stream = kv.submit(asking("one"))
+    kv.close()
+    with pytest.raises(Closed):
+        stream.result(10)
+
+
+def test_a_grant_lets_a_task_go_on_that_was_over(kv):
+    """Also one that was told to call no more tools."""
+    with kv.task("t", budget=Budget(tool_calls=0, on_exceeded="finish"), final=False):
+        for _ in range(2):
+            with pytest.raises(BudgetExceeded), kv.tool("look"):
+                pass
+            last = kv.submit(asking("well?")).result(10)
+        assert last.stopped_by == "budget"
+        kv.budgets.grant("t", tool_calls=1)
+        with kv.tool("look"):
+            pass
+        assert kv.submit(asking("well?")).result(10).text == "yes"
 
 
 def test_the_soft_mark_is_told_once_at_the_tail_and_the_prompt_only_grows(kv):
