@@ -135,6 +135,9 @@ def test_attempts_of_a_node_are_counted_once_each():
     assert account.used.retries == 3
     with pytest.raises(BudgetExceeded):
         account.attempt("branch", "other", 2)
+    free = Account("t")
+    free.attempt("branch", "node", 3)  # the first two failed before they called a model
+    assert free.used.retries == 2
 
 
 def test_the_soft_mark_is_told_once_for_each_branch():

@@ -201,6 +201,37 @@ def test_processes_with_threads_never_overspend_one_budget(url):
         account.check()
 
 
+def _checks_and_records(url, steps, results):
+    with process(url) as purses:
+        account = account_in(purses, Budget(tokens=10**9, shared=True))
+        for _ in range(steps):
+            account.reserve(10).settle(used(7))
+        results.put(steps)
+
+
+@pytest.mark.slow
+def test_eight_processes_and_a_long_reader_lose_nothing(tmp_path):
+    """500 steps each on one file: no error, and the sums are exact."""
+    path = tmp_path / "ledger.sqlite"
+    url = sqlite_url(path)
+    with process(url) as purses:
+        account = account_in(purses, Budget(tokens=10**9, shared=True))
+        account.tool_call()
+        reader = sqlite3.connect(path)
+        reader.execute("BEGIN")
+        reader.execute("SELECT * FROM agentkv_budget").fetchall()
+        results = SPAWN.Queue()
+        children = [SPAWN.Process(target=_checks_and_records, args=(url, 500, results)) for _ in range(8)]
+        for child in children:
+            child.start()
+        assert sum(results.get(timeout=100) for _ in children) == 4000
+        for child in children:
+            child.join()
+        reader.close()
+        assert (4000 * 7, 4000, 0) == (account.used.tokens, account.used.model_calls, account.reserved.tokens)
+        account.check()
+
+
 def test_a_step_waits_for_a_writer_and_for_no_reader(tmp_path):
     """A long read holds up nothing; a write lock that stays is an error in words, with nothing set aside."""
     path = tmp_path / "ledger.sqlite"

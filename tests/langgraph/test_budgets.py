@@ -85,6 +85,18 @@ def test_a_finished_agent_ends_with_a_partial_answer_and_a_valid_history(make):
     assert (end[-1].tool_calls, len(kv.report("t").calls)) == ([], 2)
 
 
+def test_what_a_budget_puts_into_a_checkpoint_is_plain(make, monkeypatch):
+    """A closing turn and a refused tool's result are read back under LangGraph's strictest serialiser."""
+    monkeypatch.setenv("LANGGRAPH_STRICT_MSGPACK", "true")
+    kv = make(asks(i) for i in itertools.count())
+    app = agent(kv, saver=InMemorySaver())
+    config = {"configurable": {"thread_id": "t"}}
+    with kv.task("t", budget=Budget(tool_calls=1, model_calls=3, on_exceeded="finish"), final=False):
+        end = app.invoke({"messages": [HumanMessage("go")]}, config)["messages"]
+    assert app.get_state(config).values["messages"] == end
+    assert end[-1].response_metadata["agentkv"]["stopped_by"] == "budget"
+
+
 def test_of_eight_tool_calls_six_run_and_all_have_results(make):
     """The two that the budget refuses answer that they did not run; the model may answer, and calls no more tools."""
     kv = make([asks(0, calls=8), "done"])

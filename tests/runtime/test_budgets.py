@@ -105,6 +105,17 @@ def test_a_grant_lets_a_task_go_on_that_was_over(kv):
         assert kv.submit(asking("well?")).result(10).text == "yes"
 
 
+def test_a_new_budget_lets_a_task_go_on_that_was_over(kv):
+    """In a later scope of the same key."""
+    with kv.task("t", budget=Budget(tool_calls=0, on_exceeded="finish"), final=False):
+        for _ in range(2):
+            with pytest.raises(BudgetExceeded), kv.tool("look"):
+                pass
+            kv.submit(asking("well?")).result(10)
+    with kv.task("t", budget=Budget(tool_calls=1), final=False):
+        assert kv.submit(asking("well?")).result(10).text == "yes"
+
+
 def test_the_soft_mark_is_told_once_at_the_tail_and_the_prompt_only_grows(kv):
     """The next prompt after it begins with the one that held the notice, byte for byte."""
     said = ["first question"]
