@@ -39,13 +39,11 @@ class Budgets:
 
         Raises ConfigError for what is no amount.
         """
-        name = task.removeprefix("type:")
-        account = self._pools[name] if task.startswith("type:") and name in self._pools else self._books.account(task)
-        account.grant(amounts)
+        self._named(task).grant(amounts)
 
     def left(self, task: str | None = None) -> dict[str, Any]:
         """What is left of each limit that the task has (by default the caller's), by name; {} without a budget."""
-        return self._books.account(self._caller().task if task is None else task).left()
+        return self._account().left() if task is None else self._named(task).left()
 
     def loop(self, kind: str, limit: int | None = None) -> Round:
         """`with kv.budgets.loop("reflection", limit=3):` one round of a loop of the calling task; see `Round`.
@@ -117,6 +115,10 @@ class Budgets:
     def pool(self, task_type: str) -> Account | None:
         """What all tasks of the type may spend together."""
         return self._pools.get(task_type)
+
+    def _named(self, task: str) -> Account:
+        name = task.removeprefix("type:")
+        return self._pools[name] if task.startswith("type:") and name in self._pools else self._books.account(task)
 
     def _account(self) -> Account:
         return self._books.account(self._caller().task)

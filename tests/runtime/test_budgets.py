@@ -213,6 +213,17 @@ async def test_tasks_of_a_type_share_a_budget_and_wait_for_more(kv):
     assert (1, 1) == (len(kv.report("a").calls), len(kv.report("b").calls))
 
 
+def test_what_a_call_did_not_use_goes_back_to_its_type_too(kv):
+    """Settled in both accounts; a call that the engine refuses costs neither."""
+    kv.budgets.limit("review", budget=Budget(tokens=1000))
+    with kv.task("a", type="review", final=False):
+        used = kv.submit(asking("one", tokens=500)).result(10).usage.total_tokens
+        assert kv.budgets.left("type:review") == {"tokens": 1000 - used}
+        with pytest.raises(BudgetExceeded), kv.task("a", type="review", budget=Budget(tokens=5), final=False):
+            kv.submit(asking("two"))
+        assert kv.budgets.left("type:review") == {"tokens": 1000 - used}
+
+
 def test_a_shared_budget_holds_over_two_programs(tmp_path):
     """Through the ledger's database; without one it is refused."""
     url = f"sqlite:///{tmp_path / 'ledger.sqlite'}"
