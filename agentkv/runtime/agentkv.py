@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import threading
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, TypeVar, overload
 
@@ -24,23 +23,14 @@ from agentkv.hints.features import command_words, declared_timeout_s, size_bytes
 from agentkv.policy.rules import Rules
 from agentkv.runtime import identity
 from agentkv.runtime.books import Books
-from agentkv.runtime.budgets import Budgets
-from agentkv.runtime.build import books_for, last_session_of, planner_for, rules_of, stages_for
-from agentkv.runtime.calls import ModelCalls
-from agentkv.runtime.contexts import Contexts
-from agentkv.runtime.desk import ToolDesk
-from agentkv.runtime.doors import Doors
-from agentkv.runtime.emit import Emitter
-from agentkv.runtime.endings import Endings
+from agentkv.runtime.build import books_for, rules_of, stages_for
 from agentkv.runtime.functions import current_tool, tool_function
 from agentkv.runtime.hosts import find_host
 from agentkv.runtime.learned import Learned, default_path
 from agentkv.runtime.nodes import decorated
-from agentkv.runtime.prefixes import Prefixes
-from agentkv.runtime.reach import reach_for
-from agentkv.runtime.receipts import Receipts
 from agentkv.runtime.tasks import TaskScope
 from agentkv.runtime.tools import ToolScope
+from agentkv.runtime.wiring import wired
 
 if TYPE_CHECKING:
     from openai import AsyncOpenAI, OpenAI
@@ -68,40 +58,27 @@ class AgentKV:
         self.host = host
         self._clock = clock
         self._books = books
-        self._emitter = Emitter(clock=clock)
-        self._receipts = Receipts(books.move)
         self._learned = learned
-        self._planner = planner_for(engine, rules_of(policy), learned.forecaster, clock, self._receipts.tell)
-        self._prefixes = Prefixes(count=None if stages is None else stages.counter.text, tell=books.prefix_broken)
-        self.context = Contexts(
-            options=context, stages=stages, books=books, clock=clock, prefixes=self._prefixes, caller=self.caller,
-            ask=lambda request, timeout_s: self._model_calls.ask(request, timeout_s),  # noqa: PLW0108  made below
+        parts = wired(
+            self, caller=self.caller, submit=self.submit, engine=engine, policy=policy, books=books, learned=learned, host=host,
+            clock=clock, context=context, stages=stages,
         )  # fmt: skip
-        self.budgets = Budgets(books=books, host=host, caller=self.caller, clock=clock)
-        self._desk = ToolDesk(
-            planner=self._planner,
-            gate=self.budgets.gate,
-            forecaster=learned.forecaster,
-            books=books,
-            emitter=self._emitter,
-            clock=clock,
-            caller=self.caller,
-            last_session=partial(last_session_of, engine),
-            host=host,
-            waits=self.context.tool_waits,
-            slim=self.context.slim,
+        self.context, self.budgets = parts.context, parts.budgets
+        self.deliver, self.outcome, self.agent_message = (
+            parts.told.deliver,
+            parts.told.outcome,
+            parts.told.agent_message,
         )
-        self._model_calls = ModelCalls(
-            engine=engine, gate=self.budgets.gate, planner=self._planner, books=books, emitter=self._emitter,
-            prefixes=self._prefixes, shaper=self.context.shaper, caller=self.caller,
-            last_session=partial(last_session_of, engine), as_is=lambda: identity.wants_as_is(self), now_s=clock.now_s,
-        )  # fmt: skip
-        self._endings = Endings(
-            engine=engine, planner=self._planner, books=books, prefixes=self._prefixes, contexts=self.context, emitter=self._emitter
-        )  # fmt: skip
+        self.on_fact = books.on_fact
+        self._emitter, self._receipts, self._planner, self._desk = (
+            parts.emitter,
+            parts.receipts,
+            parts.planner,
+            parts.desk,
+        )
+        self._model_calls, self._endings, self._doors = parts.model_calls, parts.endings, parts.doors
+        self._reach = parts.reach
         self._ids = itertools.count(1)
-        self._reach = reach_for(engine, self._emitter, clock)
-        self._doors = Doors(submit=self.submit, engine=engine, caller=self.caller)
         self._lock = threading.Lock()
         self._closed = False
 

@@ -55,6 +55,7 @@ class Books:
     ) -> None:
         """`self_hosted`: our own calls run on a device of the user's; `prices` None leaves costs unknown."""
         self._ledger = ledger
+        self.append, self.on_fact = ledger.append, ledger.on_fact
         self._prices = prices
         self._self_hosted = self_hosted
         self._clock = clock
