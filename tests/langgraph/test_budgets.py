@@ -230,6 +230,36 @@ def test_an_interrupt_resumes_with_a_bigger_budget(make):
     assert len(runs) == 3
 
 
+async def test_a_tool_call_is_asked_for_too_in_async_graphs(make):
+    """The tool runs after the grant, once, and the agent goes on to its end."""
+    kv = make([asks(0), "done"])
+    app = agent(kv, saver=InMemorySaver())
+    config = {"configurable": {"thread_id": "x"}}
+    with kv.task("x", budget=Budget(tool_calls=0, on_exceeded="interrupt"), final=False):
+        asked = await app.ainvoke({"messages": [HumanMessage("go")]}, config)
+        assert asked["__interrupt__"][0].value["limit"] == "tool_calls"
+        end = await app.ainvoke(Command(resume=1), config)
+    assert (end["messages"][-1].text, valid(end["messages"]), len(kv.report("x").tools)) == ("done", True, 1)
+
+
+async def test_an_async_model_call_is_asked_for(make):
+    """From within the event loop."""
+    kv = make(["fine"])
+    graph = StateGraph(Talk)
+
+    async def node(state):
+        return {"messages": [await ChatAgentKV(kv, max_tokens=9).ainvoke(state["messages"])]}
+
+    graph.add_node("node", node)
+    graph.add_edge(START, "node")
+    app = graph.compile(checkpointer=InMemorySaver())
+    config = {"configurable": {"thread_id": "x"}}
+    with kv.task("x", budget=Budget(tokens=0, on_exceeded="interrupt"), final=False):
+        await app.ainvoke({"messages": [HumanMessage("go")]}, config)
+        end = await app.ainvoke(Command(resume={"tokens": 100}), config)
+    assert end["messages"][-1].text == "fine"
+
+
 def test_an_interrupt_that_is_declined_ends_the_agent(make):
     """False is an answer: the closing turn."""
     kv = make(["never"])
