@@ -17,6 +17,7 @@ from agentkv.context.notebook import Notebook, chain
 from agentkv.context.outputs import Outputs
 from agentkv.context.repair import Repair
 from agentkv.context.slim import Slimmed, Slimmer
+from agentkv.context.slim.marker import READER, without_reader
 from agentkv.context.summary import Fold, Folder, Proposal
 from agentkv.context.volatile import values_in
 from agentkv.core.message import Message, ToolCall, ToolSpec
@@ -119,10 +120,11 @@ class View:
         tool = message.name or (call.name if call is not None else "")
         command = self._stages.command_of(call.arguments) if call is not None else ""
         done: Slimmed = slimmer.slim(message.content, tool=tool, command=command)
-        if done.text == message.content:
+        text = done.text if done.handle is None or self._reads_outputs else without_reader(done.text)
+        if text == message.content:
             return message, None
         slim = Slim(tool=tool, raw_tokens=done.raw_tokens, kept_tokens=done.kept_tokens, rule=done.rule)
-        return replace(message, content=done.text), slim
+        return replace(message, content=text), slim
 
     def note(self, text: str) -> int:
         """Put `text` behind the newest message, there to stay; the tokens that this adds, 0 where it cannot stand.
@@ -184,6 +186,11 @@ class View:
         self._tools = canonical_tools(tools, known=self._tools)
         self._repair.offer(tool.name for tool in self._tools)
         return self._tools
+
+    @property
+    def _reads_outputs(self) -> bool:
+        """True if the agent has the tool that a marker names; one without it would call what is not there."""
+        return any(tool.name == READER for tool in self._tools)
 
     @property
     def tools_now(self) -> tuple[ToolSpec, ...]:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import json
 import time
 from pathlib import Path
 
 import pytest
 
-from agentkv import AgentKV, Context, Message, Request, ScriptedEngine, ToolCall
+from agentkv import AgentKV, Context, Message, Request, ScriptedEngine, ToolCall, ToolSpec
 from agentkv.context.memory import Memory
 from agentkv.core.task import Caller
 from agentkv.errors import ConfigError, PromptTooLong
@@ -323,6 +324,27 @@ def test_a_users_message_larger_than_the_window_is_refused_and_nothing_is_cut(fi
             kv.submit(Request(messages=(*first, large))).result(30)
         assert 2_000 == refused.value.limit_tokens < refused.value.needed_tokens
         assert [GOAL] == ask(kv, [GOAL]), "the task goes on"
+
+
+@pytest.mark.parametrize("name", ["read_output", "other"])
+def test_a_slimmed_output_names_the_reading_tool_only_to_who_has_it(make_kv, name) -> None:
+    """A model that is told of a tool calls it; a loop that has none would fail."""
+    kv = make_kv()
+    output = Message(role="tool", content=json.dumps([{"id": n} for n in range(2_000)]), tool_call_id="c0")
+    text = Message(role="tool", content="\n".join(f"{n} rows, then {n * 7}" for n in range(2_000)), tool_call_id="c0")
+    tool = ToolSpec(name=name, parameters={"type": "object", "properties": {}})
+    with kv.task("t", final=False):
+        for result in (output, text):
+            request = Request(messages=(GOAL, *turns(1)[:-1], result), tools=(tool,))
+            kv.submit(request).result(30)
+            told = kv.engine.requests[-1].messages[-1].content
+            assert "left out" in told[-200:]
+            assert (name == "read_output") == ("read_output(" in told)
+            assert len(told) < 6_000
+            assert result is text or json.loads(told)
+            again = (GOAL, *turns(1)[:-1], Message(role="tool", content=told, tool_call_id="c0"))
+            kv.submit(Request(messages=again, tools=(tool,))).result(30)
+            assert told == kv.engine.requests[-1].messages[-1].content
 
 
 def test_a_tools_output_larger_than_the_window_is_slimmed_and_old_turns_give_way_to_a_large_message() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 
 _MARK = re.compile(r"\[agentkv: [^\n\[\]]{1,300}\][\"\s\]}]*\Z")
+_CALL = re.compile(r"""; read_output\(["'][\w-]{1,80}["']\)""")
 _TAIL = 700
 READER = "read_output"
 """The name of the tool that reads an output again."""
@@ -22,6 +23,12 @@ def marker(note: str, handle: str | None, *, quote: str = '"') -> str:
 def is_marked(text: str) -> bool:
     """Whether `text` ends with a marker, be it inside JSON."""
     return _MARK.search(text, max(0, len(text) - _TAIL)) is not None
+
+
+def without_reader(text: str) -> str:
+    """A marked text whose marker names no tool: for who has none to read an output again."""
+    found = _MARK.search(text, max(0, len(text) - _TAIL))
+    return text if found is None else text[: found.start()] + _CALL.sub("", found[0])
 
 
 def with_marker(body: str, note: str, handle: str | None) -> str:
