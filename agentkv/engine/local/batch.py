@@ -147,6 +147,7 @@ class Batch:
         sequence.computed = sequence.tail_tokens if partial else sequence.committed * BLOCK_TOKENS
         if sequence.cached_tokens is None:
             sequence.cached_tokens = sequence.computed
+            sequence.loaded = {"host": lease.from_host, "disk": lease.from_disk}
         sequence.restored_blocks += lease.loaded_blocks
         sequence.clock.spend("queued_s", now_s)
         self.waiting.remove(sequence)

@@ -88,6 +88,8 @@ class Sequence:
     """After a failed load: take no more blocks than this from the tiers."""
     cached_tokens: int | None = None
     """Reused tokens at the first start; None before."""
+    loaded: dict[str, int] = field(default_factory=dict)
+    """Blocks that had to be loaded at the first start, by the tier that they came from."""
     restored_blocks: int = 0
     """Blocks that had to be loaded."""
     again_tokens: int = 0
@@ -146,7 +148,18 @@ class Sequence:
             model=model,
             restored_blocks=self.restored_blocks,
             restored_bytes=self.restored_blocks * block_bytes,
+            cached_by=self.cached_by(),
         )
+
+    def cached_by(self) -> dict[str, int]:
+        """The reused tokens by the tier in which they were when the call came."""
+        left = self.usage().cached_tokens
+        told = {}
+        for tier in ("disk", "host"):
+            tokens = min(left, self.loaded.get(tier, 0) * BLOCK_TOKENS)
+            left -= tokens
+            told |= {tier: tokens} if tokens else {}
+        return told | ({"device": left} if left else {})
 
     def usage(self) -> Usage:
         """Tokens so far."""

@@ -515,3 +515,17 @@ def test_device_time_is_shared_out_among_the_calls_of_a_step(start, ask):
     took_s = time.monotonic() - began_s
     assert 0 < short.device_s < long.device_s
     assert short.device_s + long.device_s <= took_s
+
+
+def test_reused_tokens_are_told_by_the_tier_that_they_were_in(start, ask, park, tmp_path):
+    """Kept on the device, brought from host, brought from disk; the sum is what was cached."""
+    engine = start(blocks=64, disk=tmp_path, disk_memory=8 * 2**20)
+    prompt = "a" * 200
+    for tier, name in ((None, "device"), (Tier.HOST, "host"), (Tier.DISK, "disk")):
+        task = f"in {name}"
+        session = engine.submit(ask(name + prompt, 2, task=task)).result(30).session
+        if tier is not None:
+            park(engine, session, tier)
+        again = engine.submit(ask(name + prompt + " more", 2, task=task)).result(30)
+        assert name == max(again.cached_by, key=again.cached_by.get)
+        assert again.usage.cached_tokens == sum(again.cached_by.values())
