@@ -154,7 +154,7 @@ class Sequence:
     def cached_by(self) -> dict[str, int]:
         """The reused tokens by the tier in which they were when the call came."""
         left = self.usage().cached_tokens
-        told = {}
+        told: dict[str, int] = {}
         for tier in ("disk", "host"):
             tokens = min(left, self.loaded.get(tier, 0) * BLOCK_TOKENS)
             left -= tokens
