@@ -32,7 +32,7 @@ def weights() -> Path:
     return next(Path(spec.origin).parent.glob("*.gguf"))
 
 
-def serve(port: int, slots: int, tokens: int, ram_mib: int, folder: str) -> None:
+def serve(port: int, *, slots: int, tokens: int, ram_mib: int, folder: str, threads: int) -> None:
     """Run the server until standard input ends. `tokens` of context for each slot."""
     import xllamacpp
 
@@ -42,19 +42,19 @@ def serve(port: int, slots: int, tokens: int, ram_mib: int, folder: str) -> None
     params.n_parallel, params.n_ctx = slots, slots * tokens
     params.slot_save_path, params.endpoint_slots = f"{folder}/", True
     params.cache_ram_mib, params.warmup = ram_mib, False
-    params.cpuparams.n_threads = 2
+    params.cpuparams.n_threads = threads
     server = xllamacpp.Server(params)
     print(server.listening_address, flush=True)
     sys.stdin.read()
 
 
 @contextlib.contextmanager
-def server(*, slots: int = 2, tokens: int = 4096, ram_mib: int = 0, folder: str | None = None) -> Iterator[str]:
+def server(*, slots: int = 2, tokens: int = 4096, ram_mib: int = 0, threads: int = 2) -> Iterator[str]:
     """A llama.cpp server in a process of its own; gives its address. `ram_mib`: its own prompt cache (its default: 8192)."""
     with tempfile.TemporaryDirectory() as temporary:
         command = [
             sys.executable, __file__, "--serve", "0", "--slots", str(slots), "--tokens", str(tokens),
-            "--ram-mib", str(ram_mib), "--folder", folder or temporary,
+            "--ram-mib", str(ram_mib), "--threads", str(threads), "--folder", temporary,
         ]  # fmt: skip
         pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
         with subprocess.Popen(command, text=True, **pipes) as process:  # noqa: S603  ourselves
@@ -95,11 +95,19 @@ def main() -> None:
     parser.add_argument("--slots", type=int, default=2)
     parser.add_argument("--tokens", type=int, default=4096)
     parser.add_argument("--ram-mib", type=int, default=0)
-    parser.add_argument("--folder", default="")
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--folder", help="where slots are saved (default: a temporary folder)")
     args = parser.parse_args()
     if args.serve is not None:
         with tempfile.TemporaryDirectory() as folder:
-            serve(args.serve, args.slots, args.tokens, args.ram_mib, args.folder or folder)
+            serve(
+                args.serve,
+                slots=args.slots,
+                tokens=args.tokens,
+                ram_mib=args.ram_mib,
+                folder=args.folder or folder,
+                threads=args.threads,
+            )
         return
     with contextlib.ExitStack() as stack:
         url = args.url or stack.enter_context(server())
