@@ -17,6 +17,7 @@ from agentkv.core.task import UNATTRIBUTED, Caller
 TASK_KEY = "agentkv_task_id"
 _RUNTIME_KEY = "__pregel_runtime"  # LangGraph's own constant for the Runtime it injects into nodes
 _PUSHED = "__pregel_push"  # first element of a path whose task was sent (Send), not triggered by an edge
+_THREAD = "thread="  # how the branch of a sub-agent with a thread of its own begins
 _NOTHING: Mapping[str, Any] = {}
 
 
@@ -50,20 +51,28 @@ run_keys = RunKeys()
 
 
 def caller_of_config(config: Mapping[str, Any]) -> Caller | None:
-    """The caller that a runnable config describes; None if it names no task and belongs to no graph run."""
+    """The caller that a runnable config describes; None if it names no task and belongs to no graph run.
+
+    A graph that is run inside of another one's node on a thread of its own is a sub-agent: LangGraph hands the outer
+    run's thread on in the metadata, and that names the task; the sub-agent's thread names the branch.
+    """
     conf = config.get("configurable") or _NOTHING
     metadata = config.get("metadata") or _NOTHING
     runtime = conf.get(_RUNTIME_KEY)
     info = getattr(runtime, "execution_info", None)
-    task = conf.get(TASK_KEY) or metadata.get(TASK_KEY) or conf.get("thread_id") or metadata.get("thread_id")
+    own, outermost = conf.get("thread_id"), metadata.get("thread_id")
+    task = conf.get(TASK_KEY) or metadata.get(TASK_KEY) or outermost or own
     task = task or getattr(info, "run_id", None) or _callback_root(config)
     if not task and (control := getattr(runtime, "control", None)) is not None:
         task = run_keys.of(control)
     if not task:
         return None
+    branch = branch_of(conf.get("checkpoint_ns") or "", metadata.get("langgraph_path"))
+    if own and outermost and own != outermost:
+        branch = f"{_THREAD}{str(own).replace('|', '_')}" + (f"|{branch}" if branch else "")
     return Caller(
         task=str(task),
-        branch=branch_of(conf.get("checkpoint_ns") or "", metadata.get("langgraph_path")),
+        branch=branch,
         node=metadata.get("langgraph_node") or "",
         attempt=getattr(info, "node_attempt", 1),
     )
