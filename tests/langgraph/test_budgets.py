@@ -7,7 +7,7 @@ import operator
 from typing import Annotated, TypedDict
 
 import pytest
-from agentkv_langgraph import ChatAgentKV, LangGraphHost, tool_wrappers
+from agentkv_langgraph import BudgetStop, ChatAgentKV, LangGraphHost, tool_wrappers
 from langchain_core.language_models.fake_chat_models import GenericFakeChatModel
 from langchain_core.messages import AIMessage, AnyMessage, HumanMessage, ToolMessage
 from langchain_core.tools import tool
@@ -17,7 +17,8 @@ from langgraph.graph.message import add_messages
 from langgraph.prebuilt import ToolNode
 from langgraph.types import Command, RetryPolicy, Send
 
-from agentkv import AgentKV, Budget, BudgetExceeded, ScriptedEngine
+from agentkv import AgentKV, Budget, BudgetExceeded, Context, ScriptedEngine
+from agentkv.context.memory import Memory
 from agentkv.core.message import ToolCall
 from agentkv.engine.scripted import Reply
 
@@ -59,8 +60,8 @@ def make():
     """A kv over answers; closed at the end."""
     opened = []
 
-    def of(answers):
-        opened.append(AgentKV.with_engine(ScriptedEngine(answers), host=LangGraphHost(), ledger="memory"))
+    def of(answers, **options):
+        opened.append(AgentKV.with_engine(ScriptedEngine(answers), host=LangGraphHost(), ledger="memory", **options))
         return opened[-1]
 
     yield of
@@ -133,7 +134,7 @@ def test_a_refusal_in_a_tool_surfaces_through_a_node_that_handles_errors(make, h
         """A sub-agent."""
         return ChatAgentKV(kv, max_tokens=20).invoke(place).text
 
-    with kv.task("t", budget=Budget(model_calls=1)), pytest.raises(BudgetExceeded, match="model_calls"):
+    with kv.task("t", budget=Budget(model_calls=1)), pytest.raises(BudgetStop, match="model_calls"):
         agent(kv, ToolNode([look], handle_tool_errors=handle)).invoke({"messages": [HumanMessage("go")]})
 
 
@@ -228,6 +229,19 @@ def test_an_interrupt_resumes_with_a_bigger_budget(make):
         assert "__interrupt__" not in end
         assert (3, 0) == (len(kv.report("thread").calls), kv.budgets.left("thread")["model_calls"])
     assert len(runs) == 3
+
+
+def test_a_call_that_has_to_be_prepared_first_is_asked_for_too(make):
+    """Where a memory is looked up, the call is sent from another thread; the question reaches the graph all the same."""
+    with Memory() as memory:
+        kv = make(["fine"], context=Context(memory=memory))
+        app = agent(kv, saver=InMemorySaver())
+        config = {"configurable": {"thread_id": "x"}}
+        with kv.task("x", budget=Budget(model_calls=0, on_exceeded="interrupt"), final=False):
+            asked = app.invoke({"messages": [HumanMessage("go")]}, config)
+            assert asked["__interrupt__"][0].value["limit"] == "model_calls"
+            end = app.invoke(Command(resume=1), config)
+        assert end["messages"][-1].text == "fine"
 
 
 async def test_a_tool_call_is_asked_for_too_in_async_graphs(make):

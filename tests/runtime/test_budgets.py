@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import threading
 from decimal import Decimal
 
 import pytest
@@ -14,6 +15,13 @@ from agentkv.errors import Closed, ConfigError, GenerationCancelled
 from agentkv.log import counters
 
 CENT_A_TOKEN = PriceTable([Price(model="scripted", rates=Rates(input=Decimal(10_000), output=Decimal(10_000)))])
+
+
+def until_nobody_waits():
+    """The threads of calls that waited for their budget have ended."""
+    for thread in threading.enumerate():
+        if thread.name == "agentkv-waits-for-budget":
+            thread.join(10)
 
 
 def asking(*said, tokens=4):
@@ -77,6 +85,7 @@ def test_a_call_that_waits_too_long_is_refused_and_one_that_is_cancelled_is_gone
         with pytest.raises(GenerationCancelled):
             stream.result(10)
         kv.budgets.grant("u", tokens=100)
+        until_nobody_waits()
         assert kv.budgets.left("u") == {"tokens": 100}
     assert kv.engine.requests == []
 
@@ -222,6 +231,23 @@ def test_what_a_call_did_not_use_goes_back_to_its_type_too(kv):
         with pytest.raises(BudgetExceeded), kv.task("a", type="review", budget=Budget(tokens=5), final=False):
             kv.submit(asking("two"))
         assert kv.budgets.left("type:review") == {"tokens": 1000 - used}
+
+
+def test_a_call_that_waits_for_its_type_holds_nothing_of_its_task(kv):
+    """What it set aside there is given back until there is room in both."""
+    kv.budgets.limit("review", budget=Budget(model_calls=0))
+    with kv.task("a", type="review", budget=Budget(tokens=100), final=False):
+        stream = kv.submit(asking("one"))
+        stream.cancel()
+        until_nobody_waits()
+        assert kv.budgets.left() == {"tokens": 100}
+
+
+def test_a_summary_that_does_not_fit_is_left_out(kv):
+    """A closing turn must not become what a history is folded into."""
+    request = Request(messages=(Message(role="user", content="sum up"),), purpose="summary", as_is=True)
+    with kv.task("t", budget=Budget(model_calls=0, on_exceeded="finish")), pytest.raises(BudgetExceeded):
+        kv.submit(request)
 
 
 def test_a_shared_budget_holds_over_two_programs(tmp_path):
