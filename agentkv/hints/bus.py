@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Callable
 
 from agentkv.core.hint import Hint
-from agentkv.log import failed
+from agentkv.log import count, failed
 
 Subscriber = Callable[[Hint], object]
 
@@ -51,7 +51,8 @@ class Bus:
         return unsubscribe
 
     def publish(self, hint: Hint) -> None:
-        """Deliver `hint`. A subscriber that fails costs a log line and a counter and stops nobody else.
+        """Deliver `hint`. A subscriber that fails costs a counter (and a log line at its 1st, 2nd, 4th, 8th ...
+        failure) and stops nobody else.
 
         KeyboardInterrupt, CancelledError and their like pass; hints that subscribers published meanwhile are then
         lost and the bus is as before.
@@ -76,17 +77,25 @@ class Bus:
             try:
                 subscription.fn(hint)
             except Exception as error:
+                subscription.failures += 1
+                if subscription.failures & (subscription.failures - 1):  # one that is dead fails at every hint
+                    count("hint_subscriber_failed")
+                    continue
                 name = getattr(subscription.fn, "__qualname__", type(subscription.fn).__name__)
-                failed("hint_subscriber_failed", subscriber=name, hint=str(hint.kind), error=repr(error))
+                failed(
+                    "hint_subscriber_failed", subscriber=name, hint=str(hint.kind), error=repr(error),
+                    failures=subscription.failures,
+                )  # fmt: skip
 
 
 class _Subscription:
     """One subscription; compared by identity, so that equal functions are told apart."""
 
-    __slots__ = ("fn",)
+    __slots__ = ("failures", "fn")
 
     def __init__(self, fn: Subscriber) -> None:
         self.fn = fn
+        self.failures = 0
 
 
 class _Pending(threading.local):

@@ -86,12 +86,14 @@ def _timeout_of(args: Any) -> float | None:
         return _line_timeout(args[:MAX_COMMAND_LENGTH])
     if not _is_mapping(args):
         return None
-    for key, unit_s in _TIMEOUTS.items():
-        value = args.get(key)
-        if isinstance(value, int | float) and not isinstance(value, bool) and value > 0:
-            return value * (1e-3 if key == "timeout" and value > _A_DAY_S else unit_s)
-    lines = (args[key] for key in _KEYS if isinstance(args.get(key), str))
-    return _line_timeout(next(lines, ""))
+    line = ""
+    for key, value in args.items():
+        if key in _TIMEOUTS:
+            if isinstance(value, int | float) and not isinstance(value, bool) and value > 0:
+                return value * (1e-3 if key == "timeout" and value > _A_DAY_S else _TIMEOUTS[key])
+        elif key in _KEYS and isinstance(value, str):
+            line = value
+    return _line_timeout(line) if line else None
 
 
 def _line_timeout(line: str) -> float | None:

@@ -85,7 +85,8 @@ class ModelRun:
         tier = {"service_tier": about.get("service_tier") or output.get("service_tier")}
         read = self._from_chunks(usage, tier)
         for told in () if read is not None and self.told else (output, about, {"usage": usage}):
-            more = reported({**report_in(told), **_inside(told), **tier})
+            found = {**report_in(told), **_inside(told)}
+            more = reported({**found, **tier}) if found else None
             if more is not None and (read is None or (read.estimated and not more.estimated)):
                 read = more
         if read is None or not read.usage.input_tokens or (not read.usage.output_tokens and self._written(message)):

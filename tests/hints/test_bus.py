@@ -40,6 +40,22 @@ def test_a_failing_subscriber_is_counted_and_stops_nobody():
     assert log.counters["hint_subscriber_failed"] == before + 1
 
 
+def test_a_subscriber_that_is_dead_does_not_flood_the_log(monkeypatch):
+    """Each failure is counted; a line is written for the first, second, fourth, eighth ..."""
+    bus, lines = Bus(), []
+    monkeypatch.setattr("agentkv.log._write", lambda event, fields: lines.append(fields["failures"]))
+    before = log.counters["hint_subscriber_failed"]
+
+    def broken(_):
+        raise ValueError("broken sink")
+
+    bus.subscribe(broken)
+    for _ in range(100):
+        bus.publish(hint())
+    assert [1, 2, 4, 8, 16, 32, 64] == lines
+    assert before + 100 == log.counters["hint_subscriber_failed"]
+
+
 @pytest.mark.parametrize("stop", [KeyboardInterrupt, asyncio.CancelledError, SystemExit])
 def test_a_stop_signal_passes_and_the_bus_works_afterwards(stop):
     """KeyboardInterrupt and CancelledError are not failures to swallow."""
