@@ -1,4 +1,5 @@
-"""What the SDK itself costs: a decorated node, a tool scope, and the way from a tool's start to the first copied byte.
+"""What the SDK itself costs: a decorated node, a tool scope, an agent's middleware beside tracing (`overhead_host.py`),
+and the way from a tool's start to the first copied byte.
 
 The dispatch part runs on real weights while the engine decodes for other sessions.
 """
@@ -10,6 +11,7 @@ import time
 from collections.abc import Callable
 
 from common import a_over_a, arguments, emit, interleaved, median, quantile, say
+from overhead_host import dead_sink, middleware, nodes
 
 from agentkv import AgentKV, Request, Sampling, ScriptedEngine
 from agentkv.core.residency import Receipt
@@ -116,6 +118,8 @@ def main() -> None:
     )
     say(args, "node and tool scopes ...")
     result = scopes(args.repeats)
+    say(args, "nodes, an agent's middleware beside tracing, hints that nobody takes ...")
+    result |= {**nodes(args.repeats), **middleware(args.repeats), **dead_sink(args.repeats)}
     say(args, "dispatch while others decode ...")
     emit(args, {**result, **dispatch(args.calls, args.context)})
 

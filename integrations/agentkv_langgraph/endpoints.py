@@ -68,9 +68,12 @@ class Endpoints:
         self._refused: set[str] = set()
         self._lock = threading.Lock()
 
+    def __bool__(self) -> bool:
+        return bool(self._kinds)
+
     def hint_for(self, model: Any, caller: Caller) -> Extra | None:
         """What to add to a call of `model`; None where nothing is to be sent."""
-        if not self._kinds or caller.task == UNATTRIBUTED:
+        if caller.task == UNATTRIBUTED:
             return None
         url = url_of(model)
         kind = self._kinds.get(url)

@@ -91,6 +91,8 @@ class AgentKVMiddleware(AgentMiddleware):
 
     def _told(self, request: Any) -> Any:
         """The request with hints; the same where there are none. Never an error."""
+        if not self._endpoints:
+            return request
         try:
             extra = self._endpoints.hint_for(request.model, self._kv.caller())
             return request if extra is None else hinted(request, extra)
