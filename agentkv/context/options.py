@@ -57,6 +57,9 @@ class Context:
     """Applied to what the summariser reads. It then reads another prompt, so nothing of that is cached."""
     memory: Memory | None = None
     """Where memories are recalled from; what is worth its tokens is told behind the newest user message."""
+    memory_namespace: Callable[[str], str] | None = None
+    """Whose a task's memories are, made of its key; None: all tasks share the memory's own namespace, so give this one
+    where tasks of several people run."""
     memory_tokens: int = 400
     """The most that is told of them in one call."""
     remember_tasks: bool = True

@@ -171,7 +171,7 @@ class Shaper:
         try:
             from agentkv.context.memory import decide
 
-            found = memory.recall(query, k=RECALLED)
+            found = memory.recall(query, k=RECALLED, namespace=self._namespace(request.caller.task))
             prompt = "\n".join(message.content for message in shown)
             injection = decide(found, prompt=prompt, max_tokens=self._context.memory_tokens)
         except Exception as error:
@@ -348,7 +348,13 @@ class Shaper:
             if message.role == "user"
         ]
         goal = f"Asked: {goals[0][:GOAL_CHARS]}\n" if goals else ""
-        memory.remember(f"{goal}Concluded: {answer[:ANSWER_CHARS]}", kind="episodic", task=task, source=task)
+        text = f"{goal}Concluded: {answer[:ANSWER_CHARS]}"
+        memory.remember(text, kind="episodic", task=task, source=task, namespace=self._namespace(task))
+
+    def _namespace(self, task: str) -> str | None:
+        """Whose memories the task's are; None for the memory's own."""
+        name = self._context.memory_namespace
+        return None if name is None else name(task)
 
     def close_segment(self, task: str, name: str, *, carry: bool) -> str:
         """What is left of a segment, in words; with `carry` later segments begin with it."""

@@ -98,6 +98,28 @@ def test_a_finished_task_leaves_no_notes_to_another_of_its_name(make_kv, memory,
         assert [QUESTION] == ask(again, [QUESTION])
 
 
+def test_what_a_task_concluded_is_told_to_tasks_of_the_same_person_only(make_kv) -> None:
+    """Where a function says whose they are; one that fails costs the memories, not the call."""
+    secret = Message(role="user", content="What is the code word of the vault in the cellar?")
+
+    def owner(task: str) -> str:
+        return {"a": "ann", "b": "bob"}[task[0]]
+
+    with Memory() as memory:
+        kv = make_kv(
+            Context(memory=memory, memory_namespace=owner), answers=iter(["It is heron-77.", "ok", "ok", "ok"])
+        )
+        with kv.task("a1"):
+            ask(kv, [secret])
+        memory.flush()
+        with kv.task("b1"):
+            assert [secret] == ask(kv, [secret])
+        with kv.task("a2"):
+            assert "heron-77" in ask(kv, [secret])[-1].content
+        with kv.task("nobody"):
+            assert [secret] == ask(kv, [secret])
+
+
 @pytest.mark.parametrize("first", [[], [GOAL, Message(role="assistant", content="I think")]], ids=["system", "answer"])
 def test_a_changing_value_that_cannot_be_told_now_is_told_with_the_next_call(make_kv, first) -> None:
     """A prompt of a system message alone has no place for it."""
