@@ -1,8 +1,8 @@
 """AgentKVCallback: hints and bill from LangChain's callbacks alone, for graphs that contain no line of ours.
 
 Covers tool calls (hints, by tool call id) and the usage of model calls that did not go through agentkv, failed ones
-too (`spent.py` reads it); those that did are on the books already and are left out. No hints for model turns, no
-prompt layout.
+too (`spent.py` reads it), with hints of their start and end; those that did are on the books already and are left
+out. No prompt layout.
 """
 # ruff: noqa: ARG002  the signatures are LangChain's
 
@@ -23,6 +23,7 @@ from langchain_core.outputs import LLMResult
 from langgraph.errors import GraphBubbleUp
 
 from agentkv import log
+from agentkv.core.hint import HintKind
 from agentkv.core.task import UNATTRIBUTED, Caller
 from agentkv.core.usage import Usage
 from agentkv.engine.attempts import FailedTry
@@ -164,6 +165,7 @@ class AgentKVCallback(BaseCallbackHandler):
         _running.set(started)
         with self._lock:
             self._models[run_id] = started
+        self._tell_turn(HintKind.TURN_START, started)
 
     def on_llm_new_token(self, token: Any, *, chunk: Any = None, run_id: UUID, **kwargs: Any) -> None:
         run = self._models.get(run_id)
@@ -207,7 +209,19 @@ class AgentKVCallback(BaseCallbackHandler):
     def _model_over(self, run_id: UUID) -> ModelRun | None:
         _running.set(None)
         with self._lock:
-            return self._models.pop(run_id, None)
+            run = self._models.pop(run_id, None)
+        if run is not None:
+            self._tell_turn(HintKind.TURN_END, run)
+        return run
+
+    def _tell_turn(self, kind: HintKind, run: ModelRun) -> None:
+        """A model call of another client starts or ends; its session is not known, so it is told of the task."""
+        if run.ours:
+            return
+        try:
+            self._kv._emitter.turn(kind, task=run.caller.task, session="", node=run.caller.node)
+        except Exception as error:
+            log.failed("callback_failed", where=str(kind), error=repr(error))
 
     def _bill(self, response: LLMResult, run: ModelRun) -> None:
         spent, model = run.ended(response)

@@ -213,6 +213,22 @@ def test_our_own_models_calls_are_not_billed_twice(kv) -> None:
     )
 
 
+def test_a_foreign_models_turn_is_told_and_our_own_models_only_once(kv, hints) -> None:
+    """Start and end, with task and node; a turn that fails ends too."""
+    kv.attach(model_graph(foreign())).invoke({"messages": ["a"]}, CONFIG)
+    turn = [(HintKind.TURN_START, "t", "talk"), (HintKind.TURN_END, "t", "talk")]
+    assert turn == [(hint.kind, hint.task, hint.node) for hint in hints]
+    hints.clear()
+    with pytest.raises(RuntimeError):
+        kv.attach(model_graph(GenericFakeChatModel(messages=iter(()), disable_streaming=True))).invoke(
+            {"messages": ["a"]}, CONFIG
+        )
+    assert turn == [(hint.kind, hint.task, hint.node) for hint in hints]
+    hints.clear()
+    kv.attach(model_graph(ChatAgentKV(kv))).invoke({"messages": ["a"]}, CONFIG)
+    assert turn == [(hint.kind, hint.task, hint.node) for hint in hints]
+
+
 @needs_books
 def test_an_answer_from_langchains_cache_costs_nothing(kv) -> None:
     """Two equal calls, one on the wire."""
