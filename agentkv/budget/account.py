@@ -197,6 +197,11 @@ class Account:
             self._fit(tally, asked)
             tally.used.add(asked)
 
+    def tool_paused(self) -> None:
+        """A tool call that was counted waits for a person: it is counted when it goes on, and not twice."""
+        with self._purse as tally:
+            tally.used.take(Spent(tool_calls=1))
+
     def tool_refused(self, refused: BudgetExceeded) -> None:
         """A tool call was refused. The model is told so and asked once more; if it calls tools again, the task is over."""
         calls = self.used.model_calls

@@ -128,7 +128,9 @@ class ToolDesk:
             failed = scope.status is ToolStatus.FAILED
             self._emitter.tool(HintKind.TOOL_ERROR if failed else HintKind.TOOL_END, scope)
             scope.started_s = None
-            if scope.status is not ToolStatus.PAUSED:  # a call that was paused goes on
+            if scope.status is ToolStatus.PAUSED:  # it goes on later
+                self._books.account(scope.task).tool_paused()
+            else:
                 self._ran((scope.task, scope.call_id), scope.attempt)
             self._books.tool_call(scope, actual_s=actual_s)
         except Exception as error:

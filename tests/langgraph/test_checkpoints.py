@@ -25,7 +25,7 @@ from langgraph.graph import END, START, MessagesState, StateGraph
 from langgraph.prebuilt import ToolNode
 from langgraph.types import Command, RetryPolicy, interrupt
 
-from agentkv import AgentKV, ScriptedEngine, ToolCall
+from agentkv import AgentKV, Budget, ScriptedEngine, ToolCall
 from agentkv.core.hint import Hint, HintKind
 from agentkv.engine.script import Reply
 
@@ -154,6 +154,15 @@ def test_a_person_is_asked_twice_and_everything_is_billed_once(case) -> None:
     assert ["paused", "succeeded"] * 2 == case.no_hint_is_open()
     assert ["host-0", "host-0", "host-1", "host-1"] == case.deployed
     assert ["paused", "succeeded"] * 2 == [fact.status for fact in case.kv.report("case").tools]
+
+
+def test_a_paused_tool_call_counts_once_against_the_budget(case) -> None:
+    """Two calls are allowed, and two are made: that each was paused and began again is not a third."""
+    with case.kv.task("case", budget=Budget(tool_calls=2), final=False):
+        for step in ({"messages": [HumanMessage("go")]}, Command(resume="done"), Command(resume="done")):
+            state = case.app.invoke(step, CONFIG)
+    assert "All is deployed." == state["messages"][-1].text
+    assert 2 == case.kv.report("case").usage.calls - 1
 
 
 def test_each_call_after_a_resume_finds_the_prefix_of_the_one_before(case) -> None:
