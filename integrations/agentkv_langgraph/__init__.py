@@ -8,13 +8,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from agentkv_langgraph.budget import BudgetStop
     from agentkv_langgraph.callback import AgentKVCallback
     from agentkv_langgraph.chat import ChatAgentKV
     from agentkv_langgraph.host import LangGraphHost
     from agentkv_langgraph.memory import StoreMemory
     from agentkv_langgraph.middleware import AgentKVMiddleware
     from agentkv_langgraph.outputs import read_output_tool, slim_tool_message
-    from agentkv_langgraph.tools import BudgetStop, tool_wrappers
+    from agentkv_langgraph.tools import tool_wrappers
 
 __all__ = [
     "AgentKVCallback",
@@ -31,7 +32,7 @@ __all__ = [
 _HOMES = {
     "AgentKVCallback": "callback",
     "AgentKVMiddleware": "middleware",
-    "BudgetStop": "tools",
+    "BudgetStop": "budget",
     "ChatAgentKV": "chat",
     "LangGraphHost": "host",
     "StoreMemory": "memory",
