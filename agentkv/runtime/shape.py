@@ -309,17 +309,22 @@ class Shaper:
             if callable(summarise):
                 return within(self._context.summary_timeout_s, summarise, prompt)
             caller = replace(request.caller, node="summary", branch=request.caller.branch + FOLD_BRANCH)
-            answer = self._ask(
-                Request(
-                    messages=prompt,
-                    tools=request.tools,
-                    sampling=Sampling(max_tokens=self._context.summary_tokens),
-                    caller=caller,
-                    priority=PriorityClass.BATCH if background else request.priority,
-                    purpose="summary",
-                ),
-                self._context.summary_timeout_s,
-            )
+            tokens = sum(map(self._stages.counter.message, request.messages or ()))
+            kept = self._books.account(caller.task).reserve(tokens + (request.sampling.max_tokens or 1))
+            try:  # a summary must not spend what the call itself needs
+                answer = self._ask(
+                    Request(
+                        messages=prompt,
+                        tools=request.tools,
+                        sampling=Sampling(max_tokens=self._context.summary_tokens),
+                        caller=caller,
+                        priority=PriorityClass.BATCH if background else request.priority,
+                        purpose="summary",
+                    ),
+                    self._context.summary_timeout_s,
+                )
+            finally:
+                kept.release()
         except Exception as error:
             return error
         return answer.text

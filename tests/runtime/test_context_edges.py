@@ -10,11 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from agentkv import AgentKV, Context, Message, Request, ScriptedEngine, ToolCall, ToolSpec
+from agentkv import AgentKV, Budget, Context, Message, Request, ScriptedEngine, ToolCall, ToolSpec
 from agentkv.context.memory import Memory
-from agentkv.core.task import Caller
 from agentkv.errors import ConfigError, PromptTooLong
-from agentkv.runtime.carry import Carry
 
 GOAL = Message(role="user", content="Find out why tests/test_app.py fails and mend src/app.py.")
 QUESTION = Message(role="user", content="On which port does the staging database blue-heron listen?")
@@ -216,19 +214,6 @@ def test_an_extract_is_of_outcomes_and_not_of_what_was_told_behind_them(make_kv)
     assert "ran look: [value" not in str(sent)
 
 
-def test_what_many_segments_left_is_bounded() -> None:
-    """The newest are told, and how many are not."""
-    carry = Carry()
-    for number in range(100):
-        carry.add("t", f"part {number}", f"{number:04} " * 200)
-    told = carry.text(Caller(task="t", branch="segment=next"))
-    assert len(told) < 17_000
-    assert "[From the segment 'part 99']" in told
-    assert told.startswith("[85 earlier segments are not told any more]")
-    carry.add("u", "large", "x" * 50_000)
-    assert 50_000 < len(carry.text(Caller(task="u", branch="segment=next")))
-
-
 def test_a_folded_conversation_goes_on_in_its_own_session(make_kv) -> None:
     """Else an engine, which finds sessions by their beginnings, would open another and keep the old one's KV."""
     kv = make_kv(folding())
@@ -260,6 +245,16 @@ def test_a_summariser_that_keeps_failing_is_asked_less_and_less(make_kv) -> None
             sent = ask(kv, [day(1), GOAL, *turns(number)])
     assert 2 + 2 * 25 == len(sent)
     assert 2 <= kv.report("t").shaping.failed_folds <= 6
+
+
+def test_a_summary_never_spends_what_the_call_itself_needs(make_kv) -> None:
+    """With one call left the call is made, and the history stays; with two there is a summary."""
+    for calls, purposes in ((1, ["answer"]), (2, ["summary", "answer"])):
+        kv = make_kv(folding(summarise="model"), answers=itertools.repeat(SUMMARY))
+        with kv.task("t", budget=Budget(model_calls=calls), final=False):
+            ask(kv, [day(1), GOAL, *turns(12)])
+        assert purposes == [request.purpose for request in kv.engine.requests]
+        assert calls == kv.report("t").usage.calls
 
 
 @pytest.mark.parametrize("answer", [SUMMARY, "I cannot do that."], ids=["summary", "failure"])
