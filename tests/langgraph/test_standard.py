@@ -117,6 +117,10 @@ class TestUnit(Declared, ChatModelUnitTests):
 class TestScripted(Declared, ChatModelIntegrationTests):
     """Every way to call, over an engine that answers sensibly."""
 
+    @property
+    def supports_anthropic_inputs(self) -> bool:
+        return True
+
 
 @pytest.fixture
 def local(request: Any) -> Any:
