@@ -142,7 +142,7 @@ class AgentKV:
             persist=persist,
             progress=progress,
         )
-        return cls._assemble(engine, policy=chosen, ledger=ledger, context=context, prices=prices)
+        return cls._assemble(engine, policy=chosen, ledger=ledger, context=context, prices=prices, salt=salt)
 
     @classmethod
     def remote(
@@ -181,12 +181,12 @@ class AgentKV:
     @classmethod
     def _assemble(
         cls, engine: Engine, *, policy: str | Policy | Rules, ledger: str | None, context: Context | None,
-        prices: str | Path | PriceTable | None, host: Host | None = None, clock: Clock | None = None,
+        prices: str | Path | PriceTable | None, host: Host | None = None, clock: Clock | None = None, salt: str = "",
     ) -> Self:  # fmt: skip
         clock = clock or SystemClock()
         try:
             rules = rules_of(policy)
-            stages = stages_for(engine, context, in_memory=ledger == "memory")
+            stages = stages_for(engine, context, in_memory=ledger == "memory", salt=salt)
             books = books_for(engine, ledger=ledger, clock=clock, prices=prices)
         except BaseException:
             engine.close()
@@ -364,6 +364,7 @@ class AgentKV:
         if self._planner is not None:
             self._planner.close()
         self.engine.close()
+        self.context.close()
         self._learned.close()
         self._books.close()
 

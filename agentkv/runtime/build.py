@@ -132,8 +132,11 @@ def books_for(engine: Engine, *, ledger: str | None, clock: Clock, prices: str |
     )
 
 
-def stages_for(engine: Engine, options: Context | None, *, in_memory: bool) -> Stages | None:
-    """The stages that every prompt passes; None where prompts are left alone. `in_memory`: no files are written."""
+def stages_for(engine: Engine, options: Context | None, *, in_memory: bool, salt: str = "") -> Stages | None:
+    """The stages that every prompt passes; None where prompts are left alone. `in_memory`: no files are written.
+
+    A tenant with a `salt` has a folder of its own, so that equal task keys of two tenants never meet.
+    """
     if options is None:
         return None
     from agentkv.context.options import Context
@@ -142,6 +145,8 @@ def stages_for(engine: Engine, options: Context | None, *, in_memory: bool) -> S
         raise ConfigError(
             f"context={options!r}: say context=Context(...), or context=None to leave prompts as they are"
         )
+    import hashlib
+
     from agentkv.context.counter import Counter
     from agentkv.context.notebook import Notebook
     from agentkv.context.slim import Slimmer
@@ -154,6 +159,11 @@ def stages_for(engine: Engine, options: Context | None, *, in_memory: bool) -> S
     folder = None if in_memory else data_folder() / "context"
     if options.folder is not None:
         folder = Path(options.folder)
+    if folder is not None and salt:
+        tenant = hashlib.blake2b(
+            salt.encode("utf-8", "surrogatepass"), digest_size=12, person=b"agentkv.tenant"
+        ).hexdigest()
+        folder = folder / f"tenant-{tenant}"
     notebook = Notebook(None if folder is None else folder / "notes")
     slimmer, outputs = options.slim if isinstance(options.slim, Slimmer) else None, None
     if options.slim is True:

@@ -91,6 +91,11 @@ class Contexts:
         """A segment is over; what is left of it as text, and with `carry` told to later segments."""
         return "" if self.shaper is None else self.shaper.close_segment(task, name, carry=carry)
 
+    def close(self) -> None:
+        """Let go of files. Idempotent."""
+        if self._stages is not None:
+            self._stages.notebook.close()
+
     def explain(self, task: str) -> dict[str, tuple[Explanation, ...]]:
         """Call by call, where each open session's prompt stopped extending the one before, why, and what that cost.
 
