@@ -1,0 +1,129 @@
+"""Hosted prompt caches: how long a prefix should be kept that one pays for, and when a keep-alive pays.
+
+Covers the choice between a short mark (5 minutes), a long one (1 hour) and none, and the decision to read a prefix once
+more just before it expires. Pure: prices are plain numbers (`budget/prices.py` has the list), waits are forecasts. Does
+not cover requests (`adapters/`). A read renews the prefix for its own time; a prefix whose mark changes is written anew.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from agentkv.core.forecast import Forecast
+from agentkv.errors import ConfigError
+
+Mark = Literal["none", "short", "long"]
+MARKS: tuple[Mark, ...] = ("none", "short", "long")
+MOST_WINDOWS = 24
+"""A prefix is not kept alive more often than this in a row."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CachePrices:
+    """Dollars per million tokens, or any other unit; and how long each mark lasts."""
+
+    input: float
+    read: float
+    write_short: float
+    write_long: float
+    short_s: float = 300.0
+    long_s: float = 3600.0
+
+    def __post_init__(self) -> None:
+        prices = (self.input, self.read, self.write_short, self.write_long)
+        if not all(0 <= price < math.inf for price in prices) or not 0 < self.short_s < self.long_s < math.inf:
+            raise ConfigError(f"{self}: prices must be numbers >= 0, and the long mark must last longer than the short")
+
+    def write(self, mark: Mark) -> float:
+        """What a token costs that is read for the first time, under this mark."""
+        return {"none": self.input, "short": self.write_short, "long": self.write_long}[mark]
+
+    def lasts_s(self, mark: Mark) -> float:
+        """How long a prefix under this mark lives after its last use."""
+        return {"none": 0.0, "short": self.short_s, "long": self.long_s}[mark]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MarkChoice:
+    """A mark, what it is expected to cost until the next call has been read, and why."""
+
+    mark: Mark
+    expected_cost: float
+    reason: str
+
+
+def choose_mark(
+    waits: Sequence[tuple[float, Forecast]],
+    prices: CachePrices,
+    *,
+    live_tokens: int,
+    new_tokens: int,
+    live_mark: Mark = "none",
+    growth_tokens: float = 0.0,
+    calls_left: float = 1.0,
+) -> MarkChoice:
+    """The mark for a request: `live_tokens` of its prompt are cached under `live_mark`, `new_tokens` are not.
+
+    `waits`: what may follow this call (a tool, a person), each with its weight and forecast: which of them it will be is
+    not known when the mark is chosen, and is when a keep-alive is. Each mark costs its writing now, and at each of the
+    `calls_left` calls that are expected a read, or writing everything again where it is gone, the keep-alives that pay, and
+    writing `growth_tokens`. Another mark than the live one writes everything anew.
+    """
+    tokens = live_tokens + new_tokens
+    total = sum(weight for weight, _ in waits)
+    if not total > 0:
+        raise ConfigError("choose_mark needs a forecast with a weight > 0")
+    costs: dict[Mark, float] = {}
+    for mark in MARKS:
+        kept = live_tokens if mark == live_mark else 0
+        now = kept * prices.read + (tokens - kept) * prices.write(mark)
+        later = sum(weight * wait_cost(forecast, prices, mark) for weight, forecast in waits) / total
+        costs[mark] = (now + calls_left * (tokens * later + growth_tokens * prices.write(mark))) / 1e6
+    best = min(MARKS, key=lambda mark: costs[mark])
+    p90_s = max(forecast.quantile_s(0.9) for _, forecast in waits)
+    told = ", ".join(f"{mark} {cost:.4g}" for mark, cost in costs.items())
+    return MarkChoice(
+        mark=best, expected_cost=costs[best], reason=f"90 % of the longest waits end within {p90_s:.0f} s: {told}"
+    )
+
+
+def wait_cost(forecast: Forecast, prices: CachePrices, mark: Mark) -> float:
+    """Expected price of one prefix token from now until the next call has read it, with keep-alives where they pay."""
+    again = prices.write_short if mark != "none" else prices.input
+    if mark == "none":
+        return again * (1.0 - forecast.never)
+    within = forecast.probability_within(prices.lasts_s(mark))
+    return within * prices.read + (1.0 - within) * _expired(forecast, prices, mark)[1]
+
+
+def keeps_alive(forecast: Forecast, prices: CachePrices, mark: Mark, *, elapsed_s: float) -> bool:
+    """Whether to read the prefix once more now, just before it expires; the wait has lasted `elapsed_s`.
+
+    It pays where the prefix is likely enough to be used before it expires again (or after further keep-alives that pay):
+    what is saved is writing it again instead of reading it.
+    """
+    if mark == "none":
+        return False
+    return _expired(forecast.after(elapsed_s), prices, mark, first=0)[0]
+
+
+def _expired(forecast: Forecast, prices: CachePrices, mark: Mark, *, first: int = 1) -> tuple[bool, float]:
+    """At the end of window `first` of a wait that goes on: whether a keep-alive pays, and the cost from there."""
+    lasts_s = prices.lasts_s(mark)
+    returns = 1.0 - forecast.never
+    alive = [1.0 - forecast.probability_within(lasts_s * k) for k in range(first, first + MOST_WINDOWS + 1)]
+    cost, pings = prices.write_short, False
+    for k in range(MOST_WINDOWS - 1, -1, -1):
+        left = alive[k]
+        if left <= 0:
+            cost, pings = 0.0, False
+            continue
+        stop = prices.write_short * max(0.0, (left - (1.0 - returns)) / left)
+        ends = (left - alive[k + 1]) / left
+        ping = prices.read + ends * prices.read + (1.0 - ends) * cost
+        pings = ping < stop
+        cost = min(stop, ping)
+    return pings, cost
