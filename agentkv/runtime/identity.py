@@ -25,6 +25,7 @@ SEGMENT = "segment="
 class Scope:
     """One `with kv.task(...)` or one run of a decorated node; `owner` is the AgentKV it belongs to.
 
+    `node` is for callers whose host knows none, and for the one that it calls `instead_of`.
     `open` ends with the scope, also where another context still refers to it (a generator, a thread's copy): what
     is over speaks for nobody any more.
     """
@@ -32,6 +33,7 @@ class Scope:
     owner: Any
     task: str | None = None
     node: str | None = None
+    instead_of: str | None = None
     segment: str | None = None
     as_is: bool = False
     outer: Scope | None = None
@@ -46,11 +48,14 @@ def push(
     owner: Any,
     task: str | None = None,
     node: str | None = None,
+    instead_of: str | None = None,
     segment: str | None = None,
     as_is: bool = False,
 ) -> Scope:
     """Open a scope in this context; `pop` closes it."""
-    scope = Scope(owner=owner, task=task, node=node, segment=segment, as_is=as_is, outer=_scope.get())
+    scope = Scope(
+        owner=owner, task=task, node=node, instead_of=instead_of, segment=segment, as_is=as_is, outer=_scope.get()
+    )
     _scope.set(scope)
     return scope
 
@@ -119,11 +124,12 @@ def wants_as_is(owner: Any) -> bool:
 
 def resolve(owner: Any, host: Host) -> Caller:
     """The caller as seen from here."""
-    task = node = segment = None
+    task = node = segment = instead_of = None
     scope = _scope.get()
     while scope is not None:
         if scope.open and scope.owner is owner:
-            node = node if node is not None else scope.node
+            if node is None:
+                node, instead_of = scope.node, scope.instead_of
             if task is None:  # a segment belongs to the task that it was opened in
                 task = scope.task
                 segment = scope.segment
@@ -131,7 +137,7 @@ def resolve(owner: Any, host: Host) -> Caller:
     caller = host.caller() or _UNKNOWN
     if task is not None and task != caller.task:
         caller = replace(caller, task=task)
-    if node is not None and not caller.node:
+    if node is not None and caller.node in {"", instead_of}:
         caller = replace(caller, node=node)
     if segment is not None:
         caller = replace(caller, branch=f"{caller.branch}|{SEGMENT}{segment}" if caller.branch else SEGMENT + segment)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 from agentkv import log
@@ -11,12 +12,14 @@ from agentkv.runtime import identity
 
 def decorated(owner: Any, host: Host, fn: Any, *, name: str | None, as_is: bool) -> Any:
     """`fn` with a scope of `owner` around each run; with `as_is` its model calls are sent as they are."""
-    label = name or getattr(fn, "__name__", None) or getattr(fn, "name", None) or type(fn).__name__
+    inner = fn.func if isinstance(fn, partial) else fn
+    label = name or getattr(inner, "__name__", None) or getattr(inner, "name", None) or type(inner).__name__
 
     def enter() -> Any:
         if owner.budgets.gate.has_stopped:
             owner.budgets.gate.node(owner.caller())
-        return identity.push(owner=owner, node=label, as_is=as_is)
+        known = host.caller() if name else None
+        return identity.push(owner=owner, node=label, instead_of=known and known.node, as_is=as_is)
 
     def leave(token: Any, error: BaseException | None) -> None:
         identity.pop(token)

@@ -182,6 +182,20 @@ def test_a_context_variable_of_one_node_does_not_leak_into_the_next(kv) -> None:
     assert [Caller(task="two", node="quick")] == two["seen"]
 
 
+def test_a_node_that_is_given_a_name_is_called_by_it(kv) -> None:
+    """Instead of the graph's name for it; the nodes of a graph inside keep theirs."""
+
+    def inner(state: State) -> State:
+        return {"seen": [kv.caller().node]}
+
+    @kv.node(name="author")
+    def node(state: State) -> State:
+        return {"seen": [kv.caller().node, *graph_of(inner).invoke({"seen": []})["seen"], kv.caller().node]}
+
+    assert ["author", "inner", "author"] == graph_of(node).invoke({"seen": []})["seen"]
+    assert "author" == node({"seen": []})["seen"][0]
+
+
 @pytest.mark.parametrize(
     ("error", "is_steering"),
     [
