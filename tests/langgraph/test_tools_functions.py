@@ -266,11 +266,11 @@ async def test_progress_keeps_a_node_with_an_idle_timeout_alive(kv, hints) -> No
     async def slow() -> str:
         """Be slow."""
         for step in range(1, 9):
-            await asyncio.sleep(0.05)
+            await asyncio.sleep(0.2)
             kv.current_tool().progress(step / 8)
         return "done"
 
-    policy = TimeoutPolicy(idle_timeout=0.25, refresh_on="heartbeat")
+    policy = TimeoutPolicy(idle_timeout=1.0, refresh_on="heartbeat")
     app = graph_of(slow, timeout=policy)
     assert "done" == (await app.ainvoke({"messages": [call_of("slow")]}, CONFIG))["messages"][-1].text
     assert 10 == len(told(hints))
@@ -306,3 +306,42 @@ def test_a_tool_call_limit_stops_a_decorated_tool_before_it_runs(kv) -> None:
         work()
         work()
     assert [1] == ran
+
+
+def test_what_a_framework_injects_counts_for_nothing(kv) -> None:
+    """A long history is no argument."""
+
+    @tool
+    @kv.tool_function
+    def sized(cmd: str, state: Annotated[dict[str, Any], InjectedState], runtime: ToolRuntime) -> str:
+        """Tell the size of the arguments."""
+        return str(kv.current_tool().arg_bytes)
+
+    given = {"messages": [call_of("sized", cmd="x" * 100)]}
+    assert "103" == graph_of(sized).invoke(given, CONFIG)["messages"][-1].text
+
+
+def test_a_scope_inside_a_decorated_tool_is_the_same_call(kv, hints) -> None:
+    """With or without a framework around it; what comes after it is a call of its own."""
+
+    @kv.tool_function
+    def work() -> None:
+        """Work."""
+        with kv.tool("pytest") as inner:
+            inner.progress(0.5)
+
+    work()
+    with kv.tool("ruff"):
+        pass
+    assert ["work", "work", "work", "ruff", "ruff"] == [hint.call.tool for hint in hints]
+
+
+def test_scopes_may_end_in_any_order(kv) -> None:
+    """The innermost that is still open is the current one."""
+    outer, inner = kv.tool("outer"), kv.tool("inner")
+    outer.__enter__()
+    inner.__enter__()
+    outer.__exit__(None, None, None)
+    assert inner is kv.current_tool()
+    inner.__exit__(None, None, None)
+    assert "" == kv.current_tool().tool
