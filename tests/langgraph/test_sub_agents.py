@@ -229,7 +229,9 @@ def test_what_is_carried_sees_the_graphs_config_and_outlives_its_node(make_kv) -
             return who()
 
         kept.extend([kv.carry(who), kv.carry(who_async)])
+        meet = kv.carry(threading.Barrier(4).wait)
         with ThreadPoolExecutor(4) as pool:
+            assert {0, 1, 2, 3} == set(pool.map(lambda _: meet(5), range(4)))
             told = list(pool.map(lambda _: kept[0](), range(20)))
             told += pool.submit(lambda: asyncio.run(kept[1]())).result(), kept[0]()
         return {"messages": [AIMessage(str(set(told)))]}
