@@ -49,12 +49,14 @@ def serve(port: int, *, slots: int, tokens: int, ram_mib: int, folder: str, thre
 
 
 @contextlib.contextmanager
-def server(*, slots: int = 2, tokens: int = 4096, ram_mib: int = 0, threads: int = 2) -> Iterator[str]:
+def server(
+    *, slots: int = 2, tokens: int = 4096, ram_mib: int = 0, threads: int = 2, folder: str = ""
+) -> Iterator[str]:
     """A llama.cpp server in a process of its own; gives its address. `ram_mib`: its own prompt cache (its default: 8192)."""
     with tempfile.TemporaryDirectory() as temporary:
         command = [
             sys.executable, __file__, "--serve", "0", "--slots", str(slots), "--tokens", str(tokens),
-            "--ram-mib", str(ram_mib), "--threads", str(threads), "--folder", temporary,
+            "--ram-mib", str(ram_mib), "--threads", str(threads), "--folder", folder or temporary,
         ]  # fmt: skip
         pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
         with subprocess.Popen(command, text=True, **pipes) as process:  # noqa: S603  ourselves

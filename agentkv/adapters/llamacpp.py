@@ -27,8 +27,8 @@ from agentkv.core.residency import Action, Policy, Residency
 from agentkv.core.task import UNATTRIBUTED
 from agentkv.policy.hazard import hazard
 
-ACTION_S = 10.0
-"""How long a save or restore may take."""
+ACTION_S = 30.0
+"""How long a save or restore may take: the server comes to it between two batches, and a batch of prompt may take long."""
 CONNECT_S = 2.0
 ROOM_S = 60.0
 """How long a call waits for a slot before it goes without one (the server then queues it)."""
