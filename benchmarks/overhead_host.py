@@ -199,7 +199,7 @@ class Dead:
         self.over.set()
 
 
-def dead_sink(repeats: int, steps: int = 10) -> dict[str, float]:
+def dead_sink(repeats: int, steps: int = 3) -> dict[str, float]:
     """Steps of 50 ms (a tool call each, progress told twice), with nobody listening and with a sink that is stuck.
 
     The sink's queue is full before the first step, and a second subscriber fails at each hint.
@@ -228,7 +228,7 @@ def dead_sink(repeats: int, steps: int = 10) -> dict[str, float]:
                 pass
         full = reach.stats()["queued"]
         stuck.subscribe(broken)
-        sides = interleaved({"alone": lambda: step_s(alone), "stuck": lambda: step_s(stuck)}, repeats)
+        sides = interleaved({"alone": lambda: step_s(alone), "stuck": lambda: step_s(stuck)}, 3 * repeats)
         adapter.over.set()
         reach.close()
     return {

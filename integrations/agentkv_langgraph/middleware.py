@@ -13,15 +13,20 @@ from collections.abc import Awaitable, Callable, Generator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-from langchain.agents.middleware import AgentMiddleware, ModelRequest
 from langchain_core.callbacks import BaseCallbackManager
 from langchain_core.runnables.config import var_child_runnable_config
 
 from agentkv import log
+from agentkv.errors import ExtraMissing
 from agentkv_langgraph.callback import callback_of
 from agentkv_langgraph.endpoints import Endpoints, Kind, hinted, is_refusal
 from agentkv_langgraph.outputs import read_output_tool
 from agentkv_langgraph.tools import tool_wrappers
+
+try:
+    from langchain.agents.middleware import AgentMiddleware, ModelRequest
+except ImportError as missing:
+    raise ExtraMissing("AgentKVMiddleware needs langchain: pip install 'agentkv-sdk[agents]'") from missing
 
 _numbers = itertools.count(1)
 

@@ -106,6 +106,7 @@ def scripted(request: Any) -> Any:
     with AgentKV.with_engine(ScriptedEngine(itertools.repeat(sensible)), host=LangGraphHost()) as kv:
         request.instance.kv = kv
         yield kv
+        del request.instance.kv  # pytest keeps the instances, and they would keep the weights
 
 
 @pytest.mark.usefixtures("scripted")
@@ -127,6 +128,7 @@ def local(request: Any) -> Any:
     with AgentKV.local("smollm2-135m", device_memory="256MiB", host_memory=None, ledger="memory") as kv:
         request.instance.kv = kv
         yield kv
+        del request.instance.kv  # pytest keeps the instances, and they would keep the weights
 
 
 @pytest.mark.slow
