@@ -70,6 +70,7 @@ class LlamaCpp:
         self._turn = threading.Condition()
         self._pool: SlotPool | None = None
         self._saves = True
+        self._closed = False
         self._waiting_calls = 0
         self._waits: dict[str, _Wait] = {}
         self._heap: list[tuple[float, int, str]] = []
@@ -136,6 +137,9 @@ class LlamaCpp:
             self._saves = True
 
     def close(self) -> None:
+        with self._turn:
+            self._closed = True
+            self._turn.notify_all()  # calls that wait for a slot go without one
         self._server.close()
 
     # -- calls
@@ -178,7 +182,7 @@ class LlamaCpp:
                 if claim is not None:
                     break
                 left_s = ends_s - self._clock.now_s()
-                if left_s <= 0 or not self._turn.wait(left_s):
+                if self._closed or left_s <= 0 or not self._turn.wait(left_s):
                     return None
         finally:
             self._waiting_calls -= 1

@@ -136,6 +136,19 @@ def test_a_call_waits_until_a_slot_is_idle(adapter, llama):
     assert [("save", 0)] == [deed[:2] for deed in llama.deeds]
 
 
+def test_closing_lets_go_of_calls_that_wait(adapter):
+    """They go without a slot, at once."""
+    adapter.fields("a")
+    adapter.fields("b")
+    found = []
+    thread = threading.Thread(target=lambda: found.append(adapter.fields("c")))
+    thread.start()
+    thread.join(0.05)
+    adapter.close()
+    thread.join(2)
+    assert [{}] == found
+
+
 def test_a_second_call_of_a_busy_session_is_not_routed(adapter, llama):
     """Branches of one task may call at the same time."""
     adapter.fields("a")
