@@ -51,7 +51,7 @@ class ToolDesk:
         self._emitter = emitter
         self._clock = clock
         self.caller = caller
-        self._last_session = last_session
+        self.session_of = last_session
         self.is_control_flow = host.is_control_flow
         self._alive: Callable[[], None] | None = getattr(host, "alive", None)
         self._attempts: OrderedDict[tuple[str, str], int] = OrderedDict()
@@ -68,7 +68,7 @@ class ToolDesk:
             scope.started_s = self._clock.now_s()
             scope.attempt = self._attempts.get((scope.task, scope.call_id), 0) + 1
             if scope.session is None:
-                scope.session = self._last_session(caller)
+                scope.session = self.session_of(caller)
             scope.forecast = self._forecaster.forecast(
                 scope.tool,
                 scope.command,

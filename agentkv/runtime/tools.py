@@ -19,6 +19,7 @@ class Switchboard(Protocol):
     """Who hears about a tool call; AgentKV implements it."""
 
     def caller(self) -> Caller: ...
+    def session_of(self, caller: Caller) -> str | None: ...
     def tool_started(self, scope: ToolScope) -> None: ...
     def tool_progressed(self, scope: ToolScope) -> None: ...
     def tool_ended(self, scope: ToolScope) -> None: ...
@@ -82,7 +83,10 @@ class ToolScope:
         return self.__enter__()
 
     def _outer(self, around: ToolScope | None) -> ToolScope | None:
-        """The announced call that this scope is a part of: running, of the same desk, task and branch."""
+        """The announced call that this scope is a part of: running, of the same desk, task, branch and context.
+
+        An agent that runs as a tool has a context of its own as soon as it asks a model: its tools are its own calls.
+        """
         while around is not None and not (around._announced and around._open and around._board is self._board):
             around = around._around
         if around is None:
@@ -91,7 +95,10 @@ class ToolScope:
         if outer.started_s is None:
             return None
         caller = self._board.caller()
-        return outer if (outer.task, outer.branch) == (caller.task, caller.branch) else None
+        if (outer.task, outer.branch) != (caller.task, caller.branch):
+            return None
+        session = self._board.session_of(caller) if self.session is None else self.session
+        return outer if session == outer.session else None
 
     def progress(self, share: float) -> None:
         """Tell that `share` (0 < share <= 1) of the work is done; anything else is counted and ignored."""

@@ -17,6 +17,7 @@ from langgraph.graph import START, MessagesState, StateGraph
 from langgraph.prebuilt import InjectedState, ToolNode, ToolRuntime
 from langgraph.types import Command, TimeoutPolicy, interrupt
 
+from agentkv import Request
 from agentkv.core.hint import ToolStatus
 from agentkv.errors import BudgetExceeded, ConfigError
 
@@ -345,3 +346,21 @@ def test_scopes_may_end_in_any_order(kv) -> None:
     assert inner is kv.current_tool()
     inner.__exit__(None, None, None)
     assert "" == kv.current_tool().tool
+
+
+def test_the_tools_of_an_agent_that_runs_as_a_tool_are_its_own_calls(kv, hints) -> None:
+    """Its context waits for them, not the one that waits for the agent."""
+
+    @kv.tool_function
+    def research() -> None:
+        """Be an agent."""
+        kv.submit(Request(prompt="a prompt of its own", session="researcher")).result(10)
+        with kv.tool("search"):
+            pass
+
+    with kv.task("t", final=False):
+        kv.submit(Request(prompt="hello")).result(10)
+        research()
+    told_of = [hint for hint in hints if hint.call is not None]
+    assert ["research", "search", "search", "research"] == [hint.call.tool for hint in told_of]
+    assert 2 == len({hint.session for hint in told_of})
