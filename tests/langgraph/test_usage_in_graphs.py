@@ -13,6 +13,9 @@ from typing import Any
 
 import pytest
 from agentkv_langgraph import AgentKVCallback
+from agentkv_langgraph.spent import usual
+from hypothesis import given
+from hypothesis import strategies as st
 from langchain_core.language_models import FakeListLLM
 from langchain_core.messages import AIMessage, AIMessageChunk, HumanMessage
 from langchain_core.outputs import ChatGeneration, ChatGenerationChunk, LLMResult
@@ -23,6 +26,7 @@ from langgraph.prebuilt import ToolNode
 from langgraph.types import Send
 
 from agentkv import AgentKV
+from agentkv.core.reported import reported
 from agentkv.core.usage import Usage
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "engine"))
@@ -169,3 +173,27 @@ def test_models_that_write_text_are_billed_too(kv) -> None:
         llm.invoke("What is the answer?", {"callbacks": [AgentKVCallback(kv)]})
     (call,) = kv.report("t").calls
     assert (5, 3, True) == (call.usage.input_tokens, call.usage.output_tokens, call.estimated)
+
+
+counts = st.one_of(st.integers(-2, 30), st.none(), st.just(10**7), st.just(True))
+details = st.dictionaries(st.sampled_from(["cache_read", "audio", "cache_creation", "priority_cache_read"]), counts)
+
+
+@given(
+    st.fixed_dictionaries(
+        {},
+        optional={
+            "input_tokens": counts,
+            "output_tokens": counts,
+            "total_tokens": counts,
+            "input_token_details": st.one_of(st.none(), details),
+            "output_token_details": st.just({"reasoning": 1}),
+        },
+    )
+)
+def test_the_short_way_to_read_usage_reads_the_same_as_the_long_one(usage) -> None:
+    """Or nothing; for sums that are right it is not nothing."""
+    for one in (usage, {**usage, "total_tokens": (usage.get("input_tokens") or 0) + (usage.get("output_tokens") or 0)}):
+        assert usual(one) is None or usual(one) == reported({"usage": one})
+    plain = {"input_tokens": 10, "output_tokens": 4, "total_tokens": 14, "input_token_details": {"cache_read": 6}}
+    assert reported({"usage": plain}) == usual(plain)
