@@ -107,7 +107,9 @@ def test_a_context_waits_for_the_last_of_its_tools(adapter, llama):
     tell(adapter, "tool_start", "a", call_id="1")
     tell(adapter, "tool_start", "a", call_id="2", wait_s=(60.0,))
     turn(adapter, llama, "c")
+    tell(adapter, "tool_start", "c", wait_s=(500.0,))
     assert "restore" not in tell(adapter, "tool_end", "a", call_id="1").detail
+    assert "restore" in tell(adapter, "tool_end", "a", call_id="2").detail
 
 
 def test_the_end_of_a_session_leaves_nothing_behind(adapter, llama):
