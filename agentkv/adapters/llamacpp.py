@@ -186,6 +186,7 @@ class LlamaCpp:
                     return None
         finally:
             self._waiting_calls -= 1
+        self._waits.pop(session, None)  # the end of its tools may have come too late to be told
         slot, steps = claim
         self._told(steps)
         return slot

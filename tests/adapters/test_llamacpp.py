@@ -112,6 +112,18 @@ def test_a_context_waits_for_the_last_of_its_tools(adapter, llama):
     assert "restore" in tell(adapter, "tool_end", "a", call_id="2").detail
 
 
+def test_a_call_ends_every_wait_of_its_session(adapter, llama):
+    """Where the end of a tool was too late to be told, nothing is planned any more for a wait that is over."""
+    turn(adapter, llama, "a")
+    turn(adapter, llama, "b")
+    tell(adapter, "tool_start", "a")
+    turn(adapter, llama, "a")
+    llama.deeds.clear()
+    adapter._clock.advance(1000.0)
+    adapter.tick()
+    assert [] == llama.deeds
+
+
 def test_the_end_of_a_session_leaves_nothing_behind(adapter, llama):
     """Slot and file are empty afterwards."""
     turn(adapter, llama, "a", 1111)
