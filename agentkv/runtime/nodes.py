@@ -19,7 +19,7 @@ def decorated(owner: Any, host: Host, fn: Any, *, name: str | None, as_is: bool)
         if owner.budgets.gate.has_stopped:
             owner.budgets.gate.node(owner.caller())
         known = host.caller() if name else None
-        return identity.push(owner=owner, node=label, instead_of=known and known.node, as_is=as_is)
+        return identity.push(owner=owner, node=label, instead_of=known.node if known else None, as_is=as_is)
 
     def leave(token: Any, error: BaseException | None) -> None:
         identity.pop(token)
