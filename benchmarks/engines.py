@@ -117,10 +117,9 @@ def after_tools(turns: list[Turn]) -> list[Turn]:
 
 
 def llamacpp(args) -> dict[str, object]:
-    """The whole section; {} where the server is not installed."""
+    """The whole section."""
     if importlib.util.find_spec("xllamacpp") is None:
-        say(args, "llama.cpp is left out: pip install xllamacpp")
-        return {}
+        raise SystemExit("llama.cpp's server is missing: pip install xllamacpp")
     sides = {"hints": (True, 0), "none": (False, 0), "ram": (False, 8192)}
     turns: dict[str, list[Turn]] = {}
     for name, (hints, ram_mib) in sides.items():
