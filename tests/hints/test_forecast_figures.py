@@ -15,7 +15,7 @@ SCRIPT = Path(__file__).parents[2] / "benchmarks" / "forecast.py"
 
 
 @pytest.fixture
-def benchmark(monkeypatch):
+def figures(monkeypatch):
     monkeypatch.syspath_prepend(str(SCRIPT.parent))
     spec = importlib.util.spec_from_file_location("benchmark_forecast", SCRIPT)
     module = importlib.util.module_from_spec(spec)
@@ -24,15 +24,15 @@ def benchmark(monkeypatch):
     return module
 
 
-def scored(benchmark, trace, name, *, per_tool):
-    into = benchmark.Score()
-    benchmark.score(trace, name, kinds=("tool",), per_tool=per_tool, forecaster=Forecaster(), into=into)
+def scored(figures, trace, name, *, per_tool):
+    into = figures.Score()
+    figures.score(trace, name, kinds=("tool",), per_tool=per_tool, forecaster=Forecaster(), into=into)
     return into
 
 
-def test_forecasts_of_named_tools_beat_per_tool_quantiles_by_far(benchmark):
+def test_forecasts_of_named_tools_beat_per_tool_quantiles_by_far(figures):
     """Sixty sessions from nothing: a third less loss, honest intervals, and elapsed time is used."""
-    told = scored(benchmark, synthetic(seed=5, sessions=60), "synthetic", per_tool=True)
+    told = scored(figures, synthetic(seed=5, sessions=60), "synthetic", per_tool=True)
     assert told.gain() > 0.3
     assert 0.78 <= told.coverage() <= 0.86
     assert told.pit_ks() < 0.06
@@ -45,9 +45,9 @@ def test_forecasts_of_named_tools_beat_per_tool_quantiles_by_far(benchmark):
     ("file", "name", "per_tool", "least"),
     [("weka_claude_code.jsonl", "weka", False, 0.05), ("local_tools.jsonl", "local_tools", True, 0.3)],
 )
-def test_forecasts_hold_on_recorded_waits(benchmark, file, name, per_tool, least):
+def test_forecasts_hold_on_recorded_waits(figures, file, name, per_tool, least):
     """Real sessions without tool names, and real durations with them."""
-    told = scored(benchmark, load(Path(os.environ["AGENTKV_TRACES"]) / file), name, per_tool=per_tool)
+    told = scored(figures, load(Path(os.environ["AGENTKV_TRACES"]) / file), name, per_tool=per_tool)
     assert told.gain() > least
     assert 0.78 <= told.coverage() <= 0.84
     assert told.elapsed_gain() > 0.05
