@@ -1,0 +1,98 @@
+"""A remote engine and its routing: what a request carries, and that whatever was given is given back."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import pytest
+
+from agentkv import Message, Request
+from agentkv.adapters.strict import CHAT_FIELDS, StrictServer
+from agentkv.core.task import Caller
+from agentkv.engine.remote import RemoteEngine
+
+REQUEST = Request(messages=(Message(role="user", content="hello"),), caller=Caller(task="t"))
+
+
+class Slots:
+    """A routing that gives `given`, and notes what ends; `gate` holds it up."""
+
+    def __init__(self, given):
+        self.given, self.ends, self.error = given, [], None
+        self.gate = threading.Event()
+        self.gate.set()
+        self.asked = threading.Event()
+
+    def fields(self, session):
+        self.asked.set()
+        self.gate.wait(5)
+        if self.error is not None:
+            raise self.error
+        return self.given
+
+    def ended(self, session, *, tokens, cached_tokens):
+        self.ends.append((session, tokens > 0))
+
+
+@pytest.fixture
+def server():
+    with StrictServer(accepts=CHAT_FIELDS | {"id_slot"}) as made:
+        yield made
+
+
+@pytest.fixture
+def engine(server):
+    made = RemoteEngine(base_url=server.url, model="m", api_key="k", max_retries=0)
+    yield made
+    made.close()
+
+
+def until(condition):
+    ends = time.monotonic() + 5
+    while not condition() and time.monotonic() < ends:
+        time.sleep(0.005)
+    assert condition()
+
+
+def test_a_call_carries_the_fields_and_ends_before_its_answer_is_there(engine, server):
+    """Whoever has the answer may call again at once, and finds the slot idle."""
+    engine.routing = Slots({"id_slot": 3})
+    engine.submit(REQUEST).result(10)
+    assert [("t", True)] == engine.routing.ends
+    assert 3 == server.asked[-1].body["id_slot"]
+
+
+def test_a_call_that_was_given_nothing_has_nothing_to_end(engine, server):
+    """It goes as it is."""
+    engine.routing = Slots({})
+    engine.submit(REQUEST).result(10)
+    assert [] == engine.routing.ends
+    assert "id_slot" not in server.asked[-1].body
+
+
+def test_a_routing_that_fails_costs_the_call_nothing(engine):
+    """A log line and a counter."""
+    engine.routing = Slots({"id_slot": 0})
+    engine.routing.error = ValueError("broken")
+    assert "ok" == engine.submit(REQUEST).result(10).text
+
+
+def test_a_call_that_fails_gives_back_what_it_got(engine, server):
+    """The slot is not busy for ever."""
+    engine.routing = Slots({"id_slot": 0})
+    server.accepts = {"model"}
+    with pytest.raises(Exception, match="Unrecognized"):
+        engine.submit(REQUEST).result(10)
+    assert [("t", False)] == engine.routing.ends
+
+
+def test_a_call_that_is_cancelled_while_it_waits_for_a_slot_gives_it_back(engine):
+    """What it still gets comes back as soon as it is there."""
+    engine.routing = Slots({"id_slot": 0})
+    engine.routing.gate.clear()
+    stream = engine.submit(REQUEST)
+    assert engine.routing.asked.wait(5)
+    stream.cancel()
+    engine.routing.gate.set()
+    until(lambda: [("t", False)] == engine.routing.ends)
