@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 from agentkv_langgraph import AgentKVMiddleware, ChatAgentKV
+from agentkv_langgraph.endpoints import is_refusal
 from langchain.agents import create_agent
 from langchain.agents.middleware import (
     AgentMiddleware,
@@ -443,3 +444,19 @@ def test_a_tool_message_of_the_state_is_plain(kv) -> None:
     message = run(agent, asked())["messages"][2]
     assert isinstance(message, ToolMessage)
     json.dumps(message.model_dump())
+
+
+@pytest.mark.parametrize(
+    ("error", "expected"),
+    [
+        (TypeError("create() got an unexpected keyword argument 'extra_body'"), True),
+        (TypeError("unsupported operand"), False),
+        (ValueError("unexpected keyword"), False),
+        (type("Refused", (Exception,), {"status_code": 422})(), True),
+        (type("Denied", (Exception,), {"status_code": 401})(), False),
+        (type("Broken", (Exception,), {"status_code": 500})(), False),
+    ],
+)
+def test_only_what_may_be_an_unknown_field_is_tried_without_hints(error, expected) -> None:
+    """Log-ins and broken servers are not."""
+    assert expected is is_refusal(error)
