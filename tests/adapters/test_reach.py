@@ -240,7 +240,6 @@ def test_a_server_that_does_not_answer_yet_is_asked_again(llama):
 def test_an_agent_on_a_llama_server_is_routed_and_hinted(llama):
     """The whole way through AgentKV: id_slot in the body, receipts for hints, slots and files empty at the end."""
     with AgentKV.remote(base_url=llama.url, model="m", ledger="memory", api_key="k") as kv:
-        reach = reach_for(kv.engine, kv._emitter, SystemClock())
         for task in ("a", "b", "c"):
             with kv.task(task, final=False):
                 messages = (Message(role="user", content="hi"),)
@@ -249,9 +248,14 @@ def test_an_agent_on_a_llama_server_is_routed_and_hinted(llama):
                     pass
         for task in ("a", "b", "c"):
             kv.finish(task)
-        until(lambda: reach.stats()["queued"] == 0)
-        reach.close()
-        counts = reach.stats()
+        until(
+            lambda: (
+                kv.stats()["reach"]["queued"] == 0 and any("session_end c" in r for r in kv.stats()["reach"]["last"])
+            )
+        )
+        counts = kv.stats()["reach"]
+    assert set(counts) == KV_STATS_KEYS
+    assert {0} == set(llama.slots.values()) | set(llama.files.values())
     slots = [asked.body["id_slot"] for asked in llama.asked if asked.path.endswith("completions")]
     assert 3 == len(slots)
     assert {0, 1} == set(slots)
