@@ -164,7 +164,11 @@ class Books:
         """The prompts of the task's open sessions in tokens, in order."""
         sizes: dict[str, list[int]] = {session: [] for session in self.sessions(task)}
         for fact in self._ledger.rows(task):
-            if isinstance(fact, ModelCall) and fact.session in sizes and fact.status == "ok":
+            if (
+                isinstance(fact, ModelCall)
+                and fact.session in sizes
+                and (fact.status, fact.purpose) == ("ok", "answer")
+            ):
                 sizes[fact.session].append(fact.usage.input_tokens)
         return sizes
 

@@ -69,9 +69,16 @@ class ModelCalls:
         return deferred(turn.ready, lambda ready: here.run(self._send, ready), "agentkv-context")
 
     def ask(self, request: Request, timeout_s: float) -> Generation:
-        """Make a call that is the runtime's own, through the same budget and books, and wait for its answer."""
+        """Make a call that is the runtime's own, through the same budget and books, and wait for its answer.
+
+        A session that it opened is closed again: nobody goes on with it.
+        """
         with self._send(self._identified(request)) as stream:
-            return stream.result(timeout_s)
+            answer = stream.result(timeout_s)
+        finish_sessions = getattr(self._engine, "finish_sessions", None)
+        if finish_sessions is not None and answer.session not in self._books.sessions(request.caller.task):
+            finish_sessions([answer.session])
+        return answer
 
     def _send(self, request: Request) -> Stream:
         input_tokens = self._engine.count_tokens(request)

@@ -7,6 +7,7 @@ the messages go as they are.
 
 from __future__ import annotations
 
+import itertools
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Generator, Iterator
@@ -65,6 +66,7 @@ class Shaper:
         self._clock = clock
         self._ask = ask
         self._lines = Lines(stages)
+        self._numbers = itertools.count(1)
         self._carry = Carry()
         self._answers: OrderedDict[str, str] = OrderedDict()
         self._fold_s = FIRST_FOLD_S
@@ -318,6 +320,8 @@ class Shaper:
                         tools=request.tools,
                         sampling=Sampling(max_tokens=self._context.summary_tokens),
                         caller=caller,
+                        # while a tool runs the conversation's own session must stay free for the call behind it
+                        session=f"{caller.task}~{next(self._numbers)}" if background else None,
                         priority=PriorityClass.BATCH if background else request.priority,
                         purpose="summary",
                     ),

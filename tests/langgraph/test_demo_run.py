@@ -219,7 +219,9 @@ def test_ctrl_c_ends_everything_with_130(tmp_path) -> None:
 def test_the_demo_on_real_weights_moves_real_blocks(tmp_path) -> None:
     """The command as a user runs it, shortened: contexts travel to host and disk and the run succeeds."""
     out = tmp_path / "out.json"
-    result = demo("--tasks", "2", "--turns", "3", "--device-memory", "64MiB", "--compare", "--json", str(out))
+    result = demo(
+        "--tasks", "2", "--turns", "3", "--policy", "ladder", "--host-s", "2", "--compare", "--json", str(out)
+    )
     assert 0 == result.exit_code, result.output
     told = json.loads(out.read_text())["run"]
     assert told["stats"]["engine"]["kv"]["bytes"]["write"] > 0

@@ -1,7 +1,10 @@
 """What the engine remembers of sessions stays within limits, and what it forgets is forgotten everywhere."""
 
+import time
+
 import pytest
 
+from agentkv import AgentKV, Context, Message, Request, Sampling
 from agentkv.core.task import Caller
 from agentkv.engine.local import sessions as sessions_module
 from agentkv.engine.local.sessions import Sessions
@@ -106,3 +109,32 @@ def test_text_is_counted_with_the_models_own_tokenizer(start, tiny):
     """The count that context options go by."""
     text = "how many tokens are these?"
     assert len(tiny.ids(text)) == start().count_text(text)
+
+
+def test_a_summary_made_while_a_tool_runs_leaves_no_session_behind(tiny, start):
+    """It has a session of its own, which is gone afterwards; the conversation stays in the one that it had."""
+    engine = start(blocks=400, host=400)
+    said = "Goal: mend it\nFacts:\n- port 6543"
+    context = Context(soft_mark=250, keep_last=2, summary_tokens=32)
+    with AgentKV.with_engine(engine, context=context) as kv, kv.task("t", final=False):
+        messages = [Message(role="user", content="mend it")]
+        for number in range(6):
+            kv.submit(Request(messages=tuple(messages), sampling=Sampling(max_tokens=2))).result(60)
+            with kv.tool(f"tool{number}", expect_s=600):
+                until_s = time.monotonic() + (20 if number == 5 else 0)
+                while time.monotonic() < until_s and "summary" not in purposes(kv):
+                    time.sleep(0.02)
+            messages += [
+                Message(role="assistant", content=f"step {number}"),
+                Message(role="user", content=f"{said} {number}"),
+            ]
+        assert "summary" in purposes(kv)
+        until_s = time.monotonic() + 10
+        while engine.stats()["sessions"] > 1 and time.monotonic() < until_s:
+            time.sleep(0.02)
+        assert 1 == engine.stats()["sessions"]
+
+
+def purposes(kv):
+    """What the model calls so far were for."""
+    return [call.purpose for call in kv.report("t").calls]
