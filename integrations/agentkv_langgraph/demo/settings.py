@@ -17,7 +17,7 @@ from agentkv.units import format_bytes, parse_bytes
 
 OFF = ("none", "off", "0")
 DEFAULT_POLICY = "lazy"
-CONTEXT = Context(slim_tokens=768, soft_mark=2400, low_share=0.5, summarise="extract")
+CONTEXT = Context(slim_tokens=768, soft_mark=2800, low_share=0.5, summarise="extract")
 """Small enough for a few turns to reach the mark. A model of this size cannot write a summary: it is extracted."""
 MakeKV = Callable[..., Any]
 """Makes the AgentKV of a run: `make(tiers=True, policy=..., saved=True)`; `saved`: its bills go to the ledger file."""
