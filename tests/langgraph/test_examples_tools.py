@@ -16,7 +16,11 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
 @pytest.mark.parametrize(
     ("name", "words", "package"),
     [
-        ("04_tool_function.py", ("tool_update: run_tests running", "All tests pass.", "run_tests (pytest)"), "langgraph"),
+        (
+            "04_tool_function.py",
+            ("tool_update: run_tests running", "All tests pass.", "run_tests (pytest)"),
+            "langgraph",
+        ),
         ("05_tool_node.py", ("characters became", "Bill of build", "shell (make"), "langgraph"),
         ("06_create_agent.py", ("Sunny in Lisbon.", "Bill of trip", "weather"), "langchain"),
         ("08_plain_openai.py", ("There are two files.", "Bill of count-files", "shell (ls)"), "openai"),
