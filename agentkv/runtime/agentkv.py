@@ -64,18 +64,11 @@ class AgentKV:
             clock=clock, context=context, stages=stages,
         )  # fmt: skip
         self.context, self.budgets = parts.context, parts.budgets
-        self.deliver, self.outcome, self.agent_message = (
-            parts.told.deliver,
-            parts.told.outcome,
-            parts.told.agent_message,
-        )
+        told = self._told = parts.told
+        self.deliver, self.outcome, self.agent_message = told.deliver, told.outcome, told.agent_message
         self.on_fact = books.on_fact
-        self._emitter, self._receipts, self._planner, self._desk = (
-            parts.emitter,
-            parts.receipts,
-            parts.planner,
-            parts.desk,
-        )
+        self._emitter, self._receipts = parts.emitter, parts.receipts
+        self._planner, self._desk = parts.planner, parts.desk
         self._model_calls, self._endings, self._doors = parts.model_calls, parts.endings, parts.doors
         self._reach = parts.reach
         self._ids = itertools.count(1)
@@ -244,6 +237,7 @@ class AgentKV:
     ) -> None:
         """Part of TaskScope's contract; use `task`."""
         self._check_open()
+        self._told.entered(key, task_type)
         self._books.enter(key, budget=budget, priority=priority, pool=self.budgets.pool(task_type))
 
     def leave_task(self, key: str, *, final: bool) -> None:

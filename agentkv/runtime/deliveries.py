@@ -6,6 +6,7 @@ communication. Everything is optional, and told for whoever is calling.
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Callable
 
 from agentkv.budget.facts import AgentMessageFact, DeliveryFact, Fact, OutcomeFact
@@ -13,6 +14,8 @@ from agentkv.clock import Clock
 from agentkv.core.task import UNATTRIBUTED, Caller
 from agentkv.engine.base import Engine
 from agentkv.errors import ConfigError
+
+MAX_TYPES = 16_384
 
 
 class Deliveries:
@@ -30,6 +33,15 @@ class Deliveries:
         self._clock = clock
         self._caller = caller
         self._engine = engine
+        self._types: OrderedDict[str, str] = OrderedDict()
+
+    def entered(self, task: str, task_type: str) -> None:
+        """A scope of the task opens that says what kind of work it is ("" says nothing)."""
+        if task_type:
+            self._types[task] = task_type
+            self._types.move_to_end(task)
+            while len(self._types) > MAX_TYPES:
+                self._types.popitem(last=False)
 
     def deliver(self, what: str | int, *, task: str | None = None) -> int:
         """This text, or so many tokens, reached the user; returns the tokens. The text itself is not kept.
@@ -43,15 +55,14 @@ class Deliveries:
     def outcome(self, *, completed: bool, task_type: str = "", task: str | None = None) -> None:
         """The task came to its goal, or did not; told again, the last word counts.
 
-        `task_type` names what kind of work it was: `agentkv report --all` tells what a completed task of each type
+        `task_type` names what kind of work it was (by default what `kv.task(type=)` said): `agentkv report --all` tells what a completed task of each type
         costs, with the failed ones charged to it. Raises ConfigError outside of any task.
         """
         key = self._task(task)
         if key == UNATTRIBUTED:
             raise ConfigError('outcome() outside of any task: call it inside `with kv.task("name")`, or give task=')
-        self._append(
-            OutcomeFact(task=key, at_ms=self._clock.wall_ms(), task_type=str(task_type), completed=bool(completed))
-        )
+        kind = str(task_type) or self._types.get(key, "")
+        self._append(OutcomeFact(task=key, at_ms=self._clock.wall_ms(), task_type=kind, completed=bool(completed)))
 
     def agent_message(self, what: str | int, *, to: str, sender: str | None = None, task: str | None = None) -> int:
         """One agent told another this text, or so many tokens; returns the tokens. The sender is the calling node."""

@@ -2,6 +2,7 @@
 
 import pytest
 
+from agentkv import AgentKV, ScriptedEngine
 from agentkv.budget.bill import Bill
 from agentkv.budget.ledger import Ledger, ModelCall
 from agentkv.clock import ManualClock
@@ -60,6 +61,16 @@ def test_an_outcome_is_told_for_whoever_is_calling_or_by_name():
     desk.tell.outcome(completed=True)
     desk.tell.outcome(completed=False, task="other")
     assert (True, "fix", False) == (desk.bill().completed, desk.bill().task_type, desk.bill("other").completed)
+
+
+def test_an_outcome_is_of_the_type_that_its_task_was_given():
+    """Said once, at the task's scope; a type of its own wins."""
+    with AgentKV.with_engine(ScriptedEngine(["ok"])) as kv:
+        with kv.task("t", type="review", final=False):
+            kv.outcome(completed=True)
+        assert "review" == kv.report("t").task_type
+        kv.outcome(completed=True, task="t", task_type="audit")
+        assert "audit" == kv.report("t").task_type
 
 
 def test_an_outcome_outside_of_any_task_is_refused():
