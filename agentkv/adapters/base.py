@@ -43,12 +43,13 @@ class DeliveryReceipt:
 class Unreachable(Exception):
     """The engine did not answer, or not in a form that anybody could use; the message says what it did instead.
 
-    `status`: the HTTP status where there was an answer at all.
+    `status`: the HTTP status where there was an answer at all. `dropped`: the connection ended before any of it.
     """
 
-    def __init__(self, message: str, *, status: int | None = None) -> None:
+    def __init__(self, message: str, *, status: int | None = None, dropped: bool = False) -> None:
         super().__init__(message)
         self.status = status
+        self.dropped = dropped
 
 
 class Adapter(Protocol):

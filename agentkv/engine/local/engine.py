@@ -225,6 +225,7 @@ class LocalEngine:
         if self._persist:
             self.tiers.save(_SAVE_S)
         self.tiers.close()
+        self._runner.close()
         atexit.unregister(self.close)
 
     def __enter__(self) -> Self:

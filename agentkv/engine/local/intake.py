@@ -10,6 +10,7 @@ import bisect
 import itertools
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 
 from agentkv.clock import Clock
 from agentkv.core.task import PriorityClass
@@ -35,7 +36,7 @@ class Intake:
     def __init__(
         self, loaded: LoadedModel, sessions: Sessions, *, root: BlockKey, pool_tokens: int, clock: Clock
     ) -> None:
-        self._loaded = loaded
+        self._loaded = replace(loaded, model=None)  # it outlives the engine's end, the weights must not
         self._sessions = sessions
         self._root = root
         self._pool_tokens = pool_tokens

@@ -55,6 +55,11 @@ class Runner:
         self._scratch = torch.empty(0, dtype=pool.dtype, device=pool.device)
         self._output = torch.empty(0, dtype=pool.dtype, device=pool.device)
 
+    def close(self) -> None:
+        """Let go of the weights and of the pool; nothing can be computed any more. Idempotent."""
+        self._model = None
+        self._pool = self._rows = self._blocks = self._scratch = self._output = torch.empty(0)
+
     @torch.inference_mode()
     def zero(self, blocks: Sequence[int]) -> None:
         """Clear blocks: a padded batch reads (and masks) what lies behind a sequence's end, which must be finite."""
