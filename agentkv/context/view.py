@@ -14,7 +14,6 @@ from dataclasses import dataclass, replace
 from agentkv.context.canonical import canonical_tools
 from agentkv.context.counter import Counter
 from agentkv.context.notebook import Notebook, chain
-from agentkv.context.outputs import Outputs
 from agentkv.context.repair import Repair
 from agentkv.context.slim import Slimmed, Slimmer
 from agentkv.context.slim.marker import READER, without_reader
@@ -27,7 +26,7 @@ _NOTABLE = ("user", "tool")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stages:
-    """What all views of one runtime share. None switches a stage off. `outputs` is where the slimmer keeps whole outputs.
+    """What all views of one runtime share. None switches a stage off.
 
     `as_written`: the engine sends the model's own text of earlier turns again, so broken arguments are left alone.
     `command_of(arguments)` names the command in a tool call's JSON arguments, for the choice of a slimming rule.
@@ -36,7 +35,6 @@ class Stages:
     counter: Counter
     notebook: Notebook
     slimmer: Slimmer | None = None
-    outputs: Outputs | None = None
     folder: Folder | None = None
     as_written: bool = False
     command_of: Callable[[str], str] = lambda _arguments: ""

@@ -165,10 +165,9 @@ def stages_for(engine: Engine, options: Context | None, *, in_memory: bool, salt
         ).hexdigest()
         folder = folder / f"tenant-{tenant}"
     notebook = Notebook(None if folder is None else folder / "notes")
-    slimmer, outputs = options.slim if isinstance(options.slim, Slimmer) else None, None
+    slimmer = options.slim if isinstance(options.slim, Slimmer) else None
     if options.slim is True:
-        outputs = _outputs(folder, options)
-        slimmer = Slimmer(outputs=outputs, count=count, max_tokens=options.slim_tokens)
+        slimmer = Slimmer(outputs=_outputs(folder, options), count=count, max_tokens=options.slim_tokens)
     folding = None
     if options.summarise is not None:
         engine_tokens = getattr(engine, "context_tokens", None)
@@ -188,7 +187,6 @@ def stages_for(engine: Engine, options: Context | None, *, in_memory: bool, salt
         counter=counter,
         notebook=notebook,
         slimmer=slimmer,
-        outputs=outputs,
         folder=folding,
         as_written=getattr(engine, "sends_own_text", False),
         command_of=command_of,

@@ -1,7 +1,6 @@
 """`kv.context`: what users can do with the context themselves.
 
-Covers slimming by hand, reading raw outputs back, why a prompt broke, when to cut a task. The view of each model call
-is made in `shape.py`.
+Covers slimming by hand, reading raw outputs back, why a prompt broke. The view of each model call is made in `shape.py`.
 """
 
 from __future__ import annotations
@@ -58,8 +57,12 @@ class Contexts:
 
     @property
     def outputs(self) -> Outputs | None:
-        """The store of raw tool outputs; None where slimming is off."""
-        return None if self._stages is None else self._stages.outputs
+        """The store of raw tool outputs: the slimmer's own; None where slimming is off or keeps none."""
+        from agentkv.context.outputs import Outputs
+
+        slimmer = None if self._stages is None else self._stages.slimmer
+        kept = None if slimmer is None else slimmer.outputs
+        return kept if isinstance(kept, Outputs) else None
 
     def slim(self, text: str, *, tool: str = "", args: Any = None, command: str = "") -> str:
         """A tool's output as it may enter the context: the same text always gives the same bytes. Never raises.

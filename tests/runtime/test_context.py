@@ -13,6 +13,8 @@ import pytest
 from agentkv import AgentKV, Budget, BudgetExceeded, Message, Request, ScriptedEngine, ToolCall, ToolSpec
 from agentkv.context.memory import Memory
 from agentkv.context.options import Context
+from agentkv.context.outputs import Outputs
+from agentkv.context.slim import Slimmer
 from agentkv.engine.script import Reply
 from agentkv.errors import ConfigError, GenerationCancelled
 
@@ -50,21 +52,6 @@ def ask(kv: AgentKV, messages: list[Message], **options) -> list[Message]:
     """Send, and return what reached the engine."""
     kv.submit(Request(messages=tuple(messages), **options)).result(30)
     return list(kv.engine.requests[-1].messages)
-
-
-@pytest.fixture
-def make_kv():
-    """AgentKVs over a scripted engine, closed at the end."""
-    made: list[AgentKV] = []
-
-    def make(context: Context | None = None, answers=None, **options) -> AgentKV:
-        engine = ScriptedEngine(itertools.repeat("ok") if answers is None else answers)
-        made.append(AgentKV.with_engine(engine, context=context or Context(), **options))
-        return made[-1]
-
-    yield make
-    for kv in made:
-        kv.close()
 
 
 def loop(kv: AgentKV, steps: int, output=words) -> list[list[Message]]:
@@ -105,6 +92,16 @@ def test_what_was_left_out_can_be_read_again(make_kv) -> None:
     assert "handled request 2999" in kv.context.reader()(handle, lines="3000")
     assert slim == call.slim(slim)
     assert 1 == kv.report("t").shaping.slimmed
+
+
+def test_a_slimmer_of_ones_own_keeps_its_own_store_and_it_is_read(make_kv) -> None:
+    """The reader opens what that slimmer left out."""
+    slimmer = Slimmer(outputs=Outputs(), count=len, max_tokens=2000)
+    kv = make_kv(Context(slim=slimmer))
+    slim = kv.context.slim(log())
+    handle = slim.rsplit('read_output("', 1)[1].split('"')[0]
+    assert slimmer.outputs is kv.context.outputs
+    assert "handled request 2999" in kv.context.reader()(handle, lines="3000")
 
 
 def test_the_callers_messages_are_not_changed_and_another_process_sends_the_same_bytes(make_kv) -> None:
