@@ -1,7 +1,7 @@
 """The Engine protocol, its values, and the stream that carries an answer to sync and async callers alike.
 
-Covers: Request, Chunk, Generation, Stream, Engine, TieredEngine. Does not cover: any real engine (`local/`,
-`remote.py`) nor the one for users' tests (`scripted.py`).
+Covers: Chunk, Generation, Stream, Engine, TieredEngine. Does not cover: what is asked (`request.py`), any real engine
+(`local/`, `remote.py`) nor the one for users' tests (`scripted.py`).
 """
 
 from __future__ import annotations
@@ -15,109 +15,80 @@ from typing import Any, Literal, Protocol, Self
 
 from agentkv import log
 from agentkv.core.forecast import Forecast
-from agentkv.core.message import ROLES, Message, ToolCall, ToolSpec
+from agentkv.core.message import ToolCall
 from agentkv.core.reported import Reported
 from agentkv.core.residency import Move, Receipt, Residency
-from agentkv.core.task import Caller, PriorityClass
+from agentkv.core.task import Caller
 from agentkv.core.usage import Timing, Usage
-from agentkv.errors import GenerationCancelled, RequestInvalid
+from agentkv.engine.request import Request, ResponseFormat, Sampling, ToolChoice, changed, refuse_unless
+from agentkv.errors import GenerationCancelled
+
+__all__ = [
+    "Attempt", "CallDelta", "Choice", "Chunk", "Engine", "FinishReason", "Generation", "Request", "ResponseFormat",
+    "Sampling", "Stream", "TieredEngine", "TokenLogprob", "ToolChoice", "changed", "refuse_unless",
+]  # fmt: skip
 
 FinishReason = Literal["stop", "length", "tool_calls"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Sampling:
-    """How to choose tokens. temperature 0 is greedy. `max_tokens` None means up to the context's end.
+class TokenLogprob:
+    """A token of the text with its natural log probability, after bias and penalties, before temperature and top_p.
 
-    Raises RequestInvalid for a value that no engine could work with, so that none ever sees one.
+    `raw` are its own bytes, which need not be whole characters; joined, those of an answer are its text in UTF-8: end
+    tokens and what a stop string cut off have no entry. `top`: the likeliest tokens, best first, as entries of this kind.
     """
 
-    max_tokens: int | None = None
-    temperature: float = 0.0
-    top_p: float = 1.0
-    stop: tuple[str, ...] = ()
-    seed: int | None = None
-
-    def __post_init__(self) -> None:
-        _require(_is_int(self.max_tokens, low=1), "max_tokens", self.max_tokens, "an integer from 1 on")
-        _require(_is_real(self.temperature, 0, 100), "temperature", self.temperature, "a number from 0 on")
-        _require(_is_real(self.top_p, 0, 1) and self.top_p > 0, "top_p", self.top_p, "a number in (0, 1]")
-        stops = self.stop if isinstance(self.stop, tuple) else (None,)
-        _require(all(isinstance(s, str) and s for s in stops), "stop", self.stop, "a tuple of texts that are not empty")
-        _require(_is_int(self.seed, low=-(2**63)), "seed", self.seed, "an integer of 64 bits")
-
-
-def _require(allowed: bool, param: str, value: object, what: str) -> None:
-    if not allowed:
-        raise RequestInvalid(f"{param}={value!r:.100} is not allowed; give {what}", param=param, code="invalid_value")
-
-
-def _is_int(value: object, *, low: int) -> bool:
-    """None, or an integer that also fits into 64 bits."""
-    return value is None or (isinstance(value, int) and not isinstance(value, bool) and low <= value < 2**63)
-
-
-def _is_real(value: object, low: float, high: float) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and low <= value <= high
+    token_id: int
+    raw: bytes
+    logprob: float
+    top: tuple[TokenLogprob, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Request:
-    """One model call: `messages` (rendered by the model's chat template) or a raw `prompt`, exactly one of them.
+class CallDelta:
+    """A piece of a tool call while it is written: the first of an `index` has `id` and `name`; `arguments` add up."""
 
-    `session` joins a known session; None lets the engine find it (longest common prefix inside the task).
-    `forced_ids` makes the model emit exactly these token ids (a replay, or a test); then nothing is sampled.
-    `as_is`: the messages are sent as they are, whatever the runtime's context options say. `purpose` is for the bill:
-    a "summary" is a call that the runtime makes for itself.
-    """
-
-    messages: tuple[Message, ...] | None = None
-    prompt: str | None = None
-    tools: tuple[ToolSpec, ...] = ()
-    sampling: Sampling = field(default_factory=Sampling)
-    caller: Caller = field(default_factory=Caller)
-    session: str | None = None
-    priority: PriorityClass = PriorityClass.STEP
-    forced_ids: tuple[int, ...] | None = None
-    as_is: bool = False
-    purpose: Literal["answer", "summary"] = "answer"
-    fold: bool = False
-
-    def __post_init__(self) -> None:
-        if (self.messages is None) == (self.prompt is None):
-            raise RequestInvalid("a request holds either messages or a prompt", param="messages")
-        if self.messages is not None and not self.messages:
-            raise RequestInvalid("messages are empty; at least one is needed", param="messages")
-        for number, message in enumerate(self.messages or ()):
-            if not isinstance(message, Message) or message.role not in ROLES:
-                raise RequestInvalid(
-                    f"messages[{number}]={message!r:.100} is not allowed; give an agentkv.Message with a role of "
-                    f"{', '.join(ROLES)}",
-                    param="messages",
-                )
-
-
-def changed(request: Request, **changes: Any) -> Request:
-    """`request` with other values that are known to be allowed: nothing is looked at again, however long it is."""
-    copy = object.__new__(Request)
-    for name in Request.__slots__:
-        object.__setattr__(copy, name, changes.pop(name) if name in changes else getattr(request, name))
-    if changes:
-        raise TypeError(f"a Request has no {', '.join(changes)}")
-    return copy
+    index: int
+    id: str = ""
+    name: str = ""
+    arguments: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Chunk:
-    """A piece of the answer: never half a character, never part of a stop string."""
+    """A piece of the answer: never half a character, never part of a stop string.
+
+    `choice` says which of `n` it belongs to. `logprobs` are the entries of the tokens that became certain with it.
+    An engine that streams tool calls puts their pieces into `calls`, one that does not has them in the Generation only.
+    """
 
     text: str
     token_ids: tuple[int, ...] = ()
+    choice: int = 0
+    logprobs: tuple[TokenLogprob, ...] = ()
+    calls: tuple[CallDelta, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Choice:
+    """One of several answers to a request; the fields are a Generation's own."""
+
+    text: str
+    raw: str
+    token_ids: tuple[int, ...]
+    finish_reason: FinishReason
+    tool_calls: tuple[ToolCall, ...] = ()
+    logprobs: tuple[TokenLogprob, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Generation:
-    """`text` is the join of all chunks; `raw` is what the model really wrote, tool calls and all: send it again so."""
+    """`text` is the join of all chunks; `raw` is what the model really wrote, tool calls and all: send it again so.
+
+    Of several choices (`Request.n`) this is the first and `others` are the rest, in order; `usage` is of them all, with
+    the prompt counted once.
+    """
 
     text: str
     raw: str
@@ -139,6 +110,13 @@ class Generation:
     """The cached tokens by the tier that they came from, where an engine tells."""
     stopped_by: str = ""
     """ "budget": no model was asked, the call did not fit into it."""
+    logprobs: tuple[TokenLogprob, ...] = ()
+    others: tuple[Choice, ...] = ()
+
+    @property
+    def choices(self) -> tuple[Generation | Choice, ...]:
+        """All of them, the first one being this."""
+        return (self, *self.others)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
