@@ -7,6 +7,7 @@ import os
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
@@ -17,6 +18,17 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 def _own_data_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Ledgers go to a temporary folder; the model cache stays shared, since converting takes half a minute."""
     monkeypatch.setenv("AGENTKV_DATA", str(tmp_path / "agentkv-data"))
+
+
+@pytest.fixture(scope="session")
+def models() -> ModuleType:
+    """tests/models.py: tiny models with switches, and transformers as the oracle."""
+    spec = importlib.util.spec_from_file_location("agentkv_tiny_models", Path(__file__).with_name("models.py"))
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
 @pytest.fixture(autouse=True)
