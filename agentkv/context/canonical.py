@@ -55,7 +55,7 @@ class _Form:
 
 
 _by_identity: dict[int, _Form] = {}
-_by_content: dict[str, _Form] = {}
+_by_content: dict[tuple[str, bool], _Form] = {}
 
 
 def _form(tool: ToolSpec) -> _Form:
@@ -63,11 +63,11 @@ def _form(tool: ToolSpec) -> _Form:
     if found is not None:
         return found
     raw = _raw(tool)
-    form = _by_content.get(raw)
+    form = _by_content.get((raw, tool.strict))
     if form is None:
         spec = _spec(tool)
         form = _Form(given=spec, spec=spec, text=_line(spec, spec.parameters), raw=raw)
-        _remember(_by_content, raw, form)
+        _remember(_by_content, (raw, tool.strict), form)
         if form.text == raw:
             _remember(_by_identity, id(spec), form)
     form = _Form(given=tool, spec=form.spec, text=form.text, raw=raw)
@@ -84,6 +84,7 @@ def _spec(tool: ToolSpec) -> ToolSpec:
         name=clean(str(tool.name)),
         description=clean(str(tool.description or "")),
         parameters=parameters if isinstance(parameters, dict) else dict(NO_PARAMETERS),
+        strict=tool.strict,
     )
 
 

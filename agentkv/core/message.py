@@ -32,8 +32,9 @@ class Message:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolSpec:
-    """A tool as the model sees it; `parameters` is a JSON schema."""
+    """A tool as the model sees it; `parameters` is a JSON schema. `strict`: the arguments of a call must be valid under it."""
 
     name: str
     description: str = ""
     parameters: Mapping[str, Any]
+    strict: bool = False

@@ -26,9 +26,9 @@ from agentkv.context.tokens import count_text
 from agentkv.core.reported import Reported
 from agentkv.core.usage import Timing, Usage
 from agentkv.engine.attempts import FailedTry, noting_async_client
-from agentkv.engine.base import Attempt, Chunk, Generation, Request, Stream
+from agentkv.engine.base import Attempt, Chunk, Generation, Request, Stream, refuse_unless
 from agentkv.engine.loop import LoopThread
-from agentkv.engine.wire import Gathered, call_arguments, texts_of
+from agentkv.engine.wire import PASSED_ON, Gathered, call_arguments, texts_of
 from agentkv.errors import Closed, ConfigError, RemoteError, RequestInvalid
 
 
@@ -132,6 +132,7 @@ class RemoteEngine:
     def submit(self, request: Request) -> Stream:
         if request.forced_ids is not None:
             raise RequestInvalid("a remote engine cannot force tokens", param="forced_ids")
+        refuse_unless(request, PASSED_ON, engine="a remote engine")
         cancels: list[Callable[[], None]] = []
         stream = Stream(on_cancel=lambda: cancels[0]())  # noqa: PLW0108  it is empty until the call is spawned
         submitted_s = self._clock.now_s()

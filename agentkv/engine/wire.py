@@ -14,8 +14,14 @@ from typing import Any
 from agentkv.core.message import Message, ToolCall, ToolSpec
 from agentkv.core.reported import Reported, merged, report_in, reported
 from agentkv.core.usage import Usage
-from agentkv.engine.base import FinishReason, Request
+from agentkv.engine.base import FinishReason, Request, ResponseFormat, Sampling, ToolChoice
 from agentkv.errors import RemoteError
+
+PASSED_ON = frozenset({
+    "logit_bias", "presence_penalty", "frequency_penalty", "tool_choice", "parallel_tool_calls", "tools.strict",
+    "response_format",
+})  # fmt: skip
+"""What is told to the server as it is (of `request.FEATURES`); whether it does it is its own affair."""
 
 _FINISH: dict[str, FinishReason] = {
     "stop": "stop",
@@ -29,13 +35,7 @@ _FINISH: dict[str, FinishReason] = {
 def call_arguments(request: Request, *, model: str, max_tokens_field: str) -> dict[str, Any]:
     """Arguments of a streamed `create` call; options that have their default value are left out."""
     sampling = request.sampling
-    arguments: dict[str, Any] = {"model": model, "stream": True, "temperature": sampling.temperature}
-    if sampling.top_p != 1.0:
-        arguments["top_p"] = sampling.top_p
-    if sampling.seed is not None:
-        arguments["seed"] = sampling.seed
-    if sampling.stop:
-        arguments["stop"] = list(sampling.stop)
+    arguments: dict[str, Any] = {"model": model, "stream": True, **_sampling(sampling)}
     if request.messages is None:
         limit = {} if sampling.max_tokens is None else {"max_tokens": sampling.max_tokens}
         return arguments | limit | {"prompt": request.prompt}
@@ -43,7 +43,26 @@ def call_arguments(request: Request, *, model: str, max_tokens_field: str) -> di
         arguments[max_tokens_field] = sampling.max_tokens
     if request.tools:
         arguments["tools"] = [_tool(tool) for tool in request.tools]
+        arguments |= _choice(request.tool_choice)
+    if request.response_format is not None:
+        arguments["response_format"] = _format(request.response_format)
     return arguments | {"messages": [_message(message) for message in request.messages]}
+
+
+def _sampling(sampling: Sampling) -> dict[str, Any]:
+    fields: dict[str, Any] = {"temperature": sampling.temperature}
+    if sampling.top_p != 1.0:
+        fields["top_p"] = sampling.top_p
+    if sampling.seed is not None:
+        fields["seed"] = sampling.seed
+    if sampling.stop:
+        fields["stop"] = list(sampling.stop)
+    if sampling.logit_bias:
+        fields["logit_bias"] = {str(token_id): amount for token_id, amount in sampling.logit_bias}
+    for penalty in ("presence_penalty", "frequency_penalty"):
+        if getattr(sampling, penalty):
+            fields[penalty] = getattr(sampling, penalty)
+    return fields
 
 
 def _message(message: Message) -> dict[str, Any]:
@@ -63,7 +82,26 @@ def _message(message: Message) -> dict[str, Any]:
 
 def _tool(tool: ToolSpec) -> dict[str, Any]:
     function = {"name": tool.name, "description": tool.description, "parameters": dict(tool.parameters)}
-    return {"type": "function", "function": function}
+    return {"type": "function", "function": function | ({"strict": True} if tool.strict else {})}
+
+
+def _choice(choice: ToolChoice) -> dict[str, Any]:
+    """The fields that narrow the calls; none where the model decides freely."""
+    fields: dict[str, Any] = {} if choice.parallel else {"parallel_tool_calls": False}
+    if choice.mode == "required" and len(choice.names) == 1:
+        return fields | {"tool_choice": {"type": "function", "function": {"name": choice.names[0]}}}
+    if choice.names:
+        tools = [{"type": "function", "function": {"name": name}} for name in choice.names]
+        allowed = {"mode": choice.mode, "tools": tools}
+        return fields | {"tool_choice": {"type": "allowed_tools", "allowed_tools": allowed}}
+    return fields if choice.mode == "auto" else fields | {"tool_choice": choice.mode}
+
+
+def _format(wanted: ResponseFormat) -> dict[str, Any]:
+    if wanted.schema is None:
+        return {"type": "json_object"}
+    inner = {"name": wanted.name or "answer", "schema": dict(wanted.schema), "strict": wanted.strict}
+    return {"type": "json_schema", "json_schema": inner}
 
 
 def texts_of(request: Request) -> list[str]:

@@ -166,13 +166,14 @@ class ModelCalls:
         if request.forced_ids is not None:
             most = min(len(request.forced_ids), most or len(request.forced_ids))
         if most is not None or (budget.tokens is None and budget.usd is None):
-            tokens = input_tokens + (most or 0)
+            tokens = input_tokens + request.n * (most or 0)
             reservation = account.reserve(tokens, usd=cost(tokens) if priced else ZERO)
         else:
             context_tokens = getattr(self._engine, "context_tokens", None)
             reservation = account.reserve_rest(input_tokens + 1, context_tokens, cost=cost if priced else None)
             if budget.tokens is not None or reservation.usd:
-                sampling = replace(request.sampling, max_tokens=max(1, reservation.tokens - input_tokens))
+                room = (reservation.tokens - input_tokens) // request.n
+                sampling = replace(request.sampling, max_tokens=max(1, room))
                 request = changed(request, sampling=sampling)
         if pool is None:
             return request, reservation

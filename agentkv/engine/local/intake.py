@@ -14,7 +14,7 @@ from dataclasses import replace
 
 from agentkv.clock import Clock
 from agentkv.core.task import PriorityClass
-from agentkv.engine.base import Request, Stream
+from agentkv.engine.base import Request, Stream, refuse_unless
 from agentkv.engine.local.answer import Answer
 from agentkv.engine.local.chat import Chat, spec_of
 from agentkv.engine.local.loader import LoadedModel
@@ -25,9 +25,11 @@ from agentkv.engine.local.tokeniser import MARK, Tokeniser
 from agentkv.engine.local.toolcalls import Gate, OpenGate, TagGate, TemplateGate
 from agentkv.engine.local.transcript import Transcript
 from agentkv.errors import PromptTooLong, RequestInvalid
-from agentkv.kv.index import BlockKey
+from agentkv.kv.index import BlockKey, root_key
 
 _SYSTEM = ("system", "developer")
+_CAN = frozenset({"salt"})
+"""What the engine can do of `request.FEATURES`."""
 
 
 class Intake:
@@ -63,6 +65,7 @@ class Intake:
         Raises RequestInvalid and its kin; then nothing has happened.
         """
         submitted_s = self._clock.now_s()
+        refuse_unless(request, _CAN, engine="the embedded engine")
         _check_forced(request.forced_ids, self._loaded.vocabulary)
         session, transcript, kept = self._counted.take(request) or self._prompt(request)
         max_tokens = self._max_tokens(request, len(transcript.ids))
@@ -89,7 +92,7 @@ class Intake:
             answer=answer,
             chooser=chooser,
             rank=rank_of(request.priority, ordinal, next(self._arrivals)),
-            root=self._root,
+            root=root_key(fingerprint=self._root, salt=request.salt) if request.salt else self._root,
             ids=list(transcript.ids),
             known_tokens=known_tokens,
             tail_tokens=known_tokens,
@@ -143,7 +146,7 @@ class Intake:
         )
 
     def _gate(self, request: Request, prompt: str) -> Gate:
-        if not request.tools:
+        if not request.tools or request.tool_choice.mode == "none":
             return OpenGate()
         if getattr(self._loaded.tokenizer, "response_template", None):
             tools = [spec_of(tool) for tool in request.tools]

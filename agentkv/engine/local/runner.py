@@ -25,13 +25,15 @@ _FOLDED_TOKENS = 128
 @dataclass(slots=True, kw_only=True)
 class Span:
     """Tokens `token_ids` of one sequence at positions `start...`; `blocks` covers at least start + len(token_ids)
-    tokens. `sample`: the last token's logits are wanted.
+    tokens. `sample`: the last token's logits are wanted, and those of the `drafted` before it: so many of the last
+    tokens are guesses.
     """
 
     token_ids: Sequence[int]
     start: int
     blocks: Sequence[int]
     sample: bool
+    drafted: int = 0
 
     @property
     def end(self) -> int:
@@ -68,12 +70,13 @@ class Runner:
 
     @torch.inference_mode()
     def forward(self, spans: Sequence[Span]) -> Tensor:
-        """Logits [number of spans with sample, vocabulary], in the order of `spans`."""
+        """Logits [rows, vocabulary]: 1 + drafted rows for each span with sample, in the order of `spans`."""
         order = sorted(range(len(spans)), key=lambda i: _packing_key(spans[i]))
         packed = [spans[i] for i in order]
         counts = [len(span.token_ids) for span in packed]
         last = np.cumsum(counts) - 1
-        keep = [int(last[place]) for place in np.argsort(order) if packed[place].sample]
+        ends = [(int(last[place]), packed[place]) for place in np.argsort(order)]
+        keep = [row for end, span in ends if span.sample for row in range(end - span.drafted, end + 1)]
         ids = torch.tensor([[token for span in packed for token in span.token_ids]], device=self._pool.device)
         positions = np.concatenate([np.arange(span.start, span.end) for span in packed])
         output = self._model(

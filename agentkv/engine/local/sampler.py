@@ -1,13 +1,19 @@
-"""Choosing tokens from logits: greedy, temperature, top-p, a seed of one's own.
+"""Choosing tokens from logits: greedy or drawn, penalties, a grammar's mask, a seed of one's own, log probabilities.
 
-Covers one `Chooser` per call and `choose` for a step's calls together. Does not cover: stop rules, forced tokens
-(`sequence.py`). A call's tokens depend on its own logits and its own random numbers, never on its neighbours.
+Covers one `Chooser` per call and `choose` for a step's calls together, drafts included. Does not cover: stop rules
+(`answer.py`), grammars (`guide.py`), where drafts come from (`drafts.py`). A call's tokens depend on its own logits and
+its own random numbers, never on its neighbours.
+
+Drafts are exact: each token is chosen as if there were no draft, from scores behind tokens that were chosen, and the
+first one that differs from the draft ends what the step can say. One random number per token: a seed gives the same
+tokens with and without drafts.
 """
 
 from __future__ import annotations
 
 import secrets
 from collections.abc import Sequence
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -18,29 +24,117 @@ from agentkv.errors import ModelError
 _SEEDS = 1 << 63
 _GREEDY_BELOW = 1e-5
 """Colder than this the best token has all the chances, and scores divided by it leave the range of a float."""
+_NO_CHANCE = -9999.0
+"""OpenAI's stand-in for the logarithm of nothing, which JSON cannot say."""
+
+
+class Chance(NamedTuple):
+    """A token and the logarithm of its chance."""
+
+    token: int
+    logprob: float
+
+
+class Picked(NamedTuple):
+    """A chosen token; `logprob` and the likeliest tokens in its place where the call asked for them."""
+
+    token: int
+    logprob: float | None = None
+    top: tuple[Chance, ...] = ()
+
+
+class Guide(Protocol):
+    """What may be written next."""
+
+    def mask(self, scores: Tensor) -> Tensor:
+        """`scores` [vocabulary] with -inf for what must not come next."""
+        ...
+
+    def accept(self, token: int) -> None:
+        """This token was written."""
+        ...
 
 
 class Chooser:
-    """How one call chooses. The generator draws one number per token, on the CPU: the device does not matter."""
+    """How one call chooses. The generator draws one number per token, on the CPU: the device does not matter.
 
-    def __init__(self, sampling: Sampling) -> None:
-        self.greedy = sampling.temperature <= _GREEDY_BELOW
-        self._temperature = sampling.temperature
-        self._top_p = sampling.top_p
+    `prompt_ids` count for the repetition penalty; `logprobs` as in Request.
+    """
+
+    def __init__(
+        self,
+        sampling: Sampling,
+        *,
+        prompt_ids: Sequence[int] = (),
+        logprobs: int | None = None,
+        guide: Guide | None = None,
+    ) -> None:
+        self._sampling = sampling
+        self._logprobs = logprobs
+        self._guide = guide
+        self._greedy = sampling.temperature <= _GREEDY_BELOW
+        self._counts: dict[int, int] = {}
+        self._seen = set(prompt_ids) if sampling.repetition_penalty != 1 else None
+        penalties = sampling.presence_penalty, sampling.frequency_penalty
+        self._counting = any(penalties) or self._seen is not None
+        self._bent = self._counting or bool(sampling.logit_bias) or guide is not None
+        self.fast = self._greedy and not self._bent and logprobs is None
+        """True if the best score decides, and nobody asks for more."""
         self._generator = torch.Generator()
         self._generator.manual_seed(secrets.randbits(63) if sampling.seed is None else sampling.seed % _SEEDS)
 
-    def draw(self, logits: Tensor) -> int:
-        """A token by temperature and top-p from one row of logits [vocabulary]."""
+    def pick(self, logits: Tensor, forced: int | None = None) -> Picked:
+        """A token from one row of logits [vocabulary], or the forced one with what the row says of it."""
         scores = logits.float().cpu()
-        chances = torch.softmax((scores - scores.max()) / self._temperature, dim=-1)
+        told = scores if self._logprobs is None else torch.log_softmax(scores, dim=-1)
+        bent = self._bend(scores) if self._bent else scores
+        token = forced if forced is not None else int(bent.argmax()) if self._greedy else self._draw(bent)
+        self._note(token)
+        if self._logprobs is None:
+            return Picked(token)
+        best, ids = told.topk(min(self._logprobs, len(told)))
+        top = tuple(Chance(id_, max(by, _NO_CHANCE)) for id_, by in zip(ids.tolist(), best.tolist(), strict=True))
+        return Picked(token, max(float(told[token]), _NO_CHANCE), top)
+
+    def _bend(self, scores: Tensor) -> Tensor:
+        """Bias, penalties and the grammar, in this order, on a copy."""
+        sampling, scores = self._sampling, scores.clone()
+        if sampling.logit_bias:
+            ids, amounts = zip(*sampling.logit_bias, strict=True)
+            scores.index_add_(0, torch.tensor(ids), torch.tensor(amounts, dtype=scores.dtype))
+        if self._seen:
+            ids = torch.tensor(sorted(self._seen))
+            found, by = scores[ids], sampling.repetition_penalty
+            scores[ids] = torch.where(found > 0, found / by, found * by)
+        if self._counts and (sampling.presence_penalty or sampling.frequency_penalty):
+            ids = torch.tensor(list(self._counts))
+            times = torch.tensor(list(self._counts.values()), dtype=scores.dtype)
+            scores[ids] -= sampling.presence_penalty + sampling.frequency_penalty * times
+        return scores if self._guide is None else self._guide.mask(scores)
+
+    def _note(self, token: int) -> None:
+        if self._counting:
+            self._counts[token] = self._counts.get(token, 0) + 1
+            if self._seen is not None:
+                self._seen.add(token)
+        if self._guide is not None:
+            self._guide.accept(token)
+
+    def _draw(self, scores: Tensor) -> int:
+        """By temperature, then top-k, top-p and min-p."""
+        sampling = self._sampling
+        chances = torch.softmax((scores - scores.max()) / sampling.temperature, dim=-1)
         point = float(torch.rand((), generator=self._generator, dtype=torch.float64))
-        if self._top_p >= 1:
+        if sampling.top_p >= 1 and sampling.top_k is None and not sampling.min_p:
             return _at(chances, point)
         ordered, ids = chances.sort(descending=True, stable=True)
-        total = ordered.cumsum(0)
-        kept = int(torch.searchsorted(total, self._top_p)) + 1  # the first token always stays
-        return int(ids[_at(ordered[:kept], point)])
+        kept = len(ordered) if sampling.top_k is None else min(sampling.top_k, len(ordered))
+        if sampling.top_p < 1:
+            total = ordered[:kept].cumsum(0)
+            kept = min(kept, int(torch.searchsorted(total, sampling.top_p * float(total[-1]))) + 1)
+        if sampling.min_p:
+            kept = min(kept, int((ordered >= sampling.min_p * float(ordered[0])).sum()))
+        return int(ids[_at(ordered[: max(kept, 1)], point)])  # the first token always stays
 
 
 def _at(chances: Tensor, point: float) -> int:
@@ -50,15 +144,33 @@ def _at(chances: Tensor, point: float) -> int:
     return min(at, len(chances) - 1)
 
 
+class Want(NamedTuple):
+    """One call's rows: `first` and one more for each token of the `draft`. `forced`: the token that comes whatever is best."""
+
+    chooser: Chooser
+    first: int
+    draft: Sequence[int] = ()
+    forced: int | None = None
+
+
 @torch.inference_mode()
-def choose(logits: Tensor, choosers: Sequence[Chooser]) -> list[int | ModelError]:
-    """One token for each row of `logits` [calls, vocabulary], or the error for a row that is not finite."""
+def choose(logits: Tensor, wants: Sequence[Want]) -> list[list[Picked] | ModelError]:
+    """The next tokens of each call from `logits` [rows, vocabulary]: one, and one more for each draft token that it
+    chose itself; or the error of a call whose scores are not finite.
+    """
     best, tokens = logits.max(dim=-1)
-    chosen: list[int | ModelError] = []
-    finite = torch.isfinite(best).tolist()
-    for row, (chooser, token) in enumerate(zip(choosers, tokens.tolist(), strict=True)):
-        if not finite[row]:
-            chosen.append(ModelError("the model computed scores that are not finite; no token can be chosen"))
-        else:
-            chosen.append(token if chooser.greedy else chooser.draw(logits[row]))
-    return chosen
+    finite, greedy = torch.isfinite(best).tolist(), tokens.tolist()
+    return [_of_one(logits, want, finite, greedy) for want in wants]
+
+
+def _of_one(logits: Tensor, want: Want, finite: list[bool], greedy: list[int]) -> list[Picked] | ModelError:
+    picked: list[Picked] = []
+    for row, guess in enumerate([*want.draft, None], want.first):
+        if not finite[row] and want.forced is None:
+            return picked or ModelError("the model computed scores that are not finite; no token can be chosen")
+        chooser = want.chooser
+        one = Picked(greedy[row]) if chooser.fast and want.forced is None else chooser.pick(logits[row], want.forced)
+        picked.append(one)
+        if one.token != guess:
+            break
+    return picked
