@@ -123,7 +123,7 @@ class Bill:
         outcomes: list[OutcomeFact] = kinds.get(OutcomeFact.kind, [])
         paid = [call for call in calls if not call.served_locally]
         unpriced = sum(call.cost_usd is None for call in paid)
-        sizes = [call.usage.total_tokens for call in paid]
+        sizes = [call.usage.total_tokens for call in paid if call.usage.total_tokens]  # a refused call has no context
         started_ms = min((_begin_ms(fact) for fact in mine), default=None)
         last_ms = max((_end_ms(fact) for fact in mine), default=None)
         return cls(
@@ -155,7 +155,7 @@ class Bill:
             last_ms=last_ms,
             agent_messages=len(messages),
             agent_message_tokens=sum(message.tokens for message in messages),
-            task_type=next((fact.task_type for fact in reversed(outcomes) if fact.task_type), "")
+            task_type=next((fact.task_type for fact in (*reversed(outcomes), *reversed(events)) if fact.task_type), "")
             or next((call.outcome_type for call in reversed(calls) if call.outcome_type), ""),
             completed=outcomes[-1].completed if outcomes else None,
         )

@@ -110,13 +110,17 @@ class ContextFact:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskFact:
-    """A task "started" or "finished"; `final`: it was destroyed and will not go on."""
+    """A task "started", "finished", or was "typed" while it ran; `final`: it was destroyed and will not go on.
+
+    `task_type`: what kind of work it is, as far as it was told by then.
+    """
 
     kind: ClassVar[str] = "task"
     task: str
     at_ms: int = 0
     event: str = "started"
     final: bool = False
+    task_type: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from decimal import Decimal
 
 from agentkv.budget.facts import ContextFact, Fact, ModelCall, ToolCallFact
+from agentkv.budget.prices import SELF_HOSTED
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,9 +48,14 @@ class _Run:
 
 
 def device_s_of(call: ModelCall) -> float:
-    """Busy device seconds of the call: as measured, else what the engine's timing says was computed."""
+    """Busy device seconds of the call: as measured, else, on a device of ours, what the engine's timing says.
+
+    0 for a call that ran on somebody else's: how busy that was cannot be seen from here.
+    """
+    if call.device_s or call.price != SELF_HOSTED:
+        return call.device_s
     timing = call.timing
-    return call.device_s or timing.prefill_s + timing.recompute_s + timing.decode_s
+    return timing.prefill_s + timing.recompute_s + timing.decode_s
 
 
 def work(facts: Sequence[Fact]) -> Work:

@@ -11,7 +11,7 @@ from collections import OrderedDict
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from decimal import Decimal
-from itertools import islice
+from itertools import accumulate, islice
 from typing import TYPE_CHECKING, Any
 
 from agentkv.budget.account import Account, Both, Reservation
@@ -24,14 +24,13 @@ from agentkv.core.task import UNATTRIBUTED, Caller, PriorityClass, Task
 from agentkv.core.usage import Timing, Usage
 from agentkv.engine.base import Generation, Request, Stream
 from agentkv.errors import GenerationCancelled
-from agentkv.log import failed
 from agentkv.runtime.accounts import Accounts
+from agentkv.runtime.pricing import Pricing
 from agentkv.runtime.tools import ToolScope
 
 if TYPE_CHECKING:
     from agentkv.budget.bill import Bill
-    from agentkv.budget.prices import Cost, PriceTable
-
+    from agentkv.budget.prices import PriceTable
 
 MAX_IDLE_TASKS = 1024
 """Tasks that nobody finished and nobody uses; beyond them the one that was idle longest is finished."""
@@ -43,6 +42,7 @@ _MAX_CLOSED = 1024
 class _Open:
     task: Task
     account: Account
+    type: str = ""
     scopes: int = 0
     pool: Account | None = None
 
@@ -56,8 +56,8 @@ class Books:
         """`self_hosted`: our own calls run on a device of the user's; `prices` None leaves costs unknown."""
         self._ledger = ledger
         self.append, self.on_fact = ledger.append, ledger.on_fact
-        self._prices = prices
-        self._self_hosted = self_hosted
+        pricing = Pricing(prices, model=model, self_hosted=self_hosted)
+        self.worst_usd, self._priced = pricing.worst_usd, pricing.priced
         self._clock = clock
         self._model = model
         self._lock = threading.Lock()
@@ -68,15 +68,20 @@ class Books:
 
     # -- tasks
 
-    def _known(self, key: str, *, budget: Budget | None = None, priority: PriorityClass | None = None) -> _Open:
+    def _known(
+        self, key: str, *, budget: Budget | None = None, priority: PriorityClass | None = None, task_type: str = ""
+    ) -> _Open:
         """The task `key`, registered on first sight. A budget given later replaces the limits, not what is used."""
         known = self._open.get(key)
         if known is None:
             self._closed.pop(key, None)
             task = Task(key=key, priority=PriorityClass.STEP if priority is None else priority)
-            known = self._open[key] = _Open(task, self._accounts.open(key, budget))
-            self._ledger.append(TaskFact(task=key, at_ms=self._clock.wall_ms(), event="started"))
+            known = self._open[key] = _Open(task, self._accounts.open(key, budget), task_type)
+            self._ledger.append(TaskFact(task=key, at_ms=self._clock.wall_ms(), task_type=task_type))
             return known
+        if task_type not in ("", known.type):
+            known.type = task_type
+            self._ledger.append(TaskFact(task=key, at_ms=self._clock.wall_ms(), event="typed", task_type=task_type))
         self._open.move_to_end(key)
         if budget is not None and budget.shared and known.account.shared is False:
             known.account = self._accounts.open(key, budget)
@@ -93,10 +98,11 @@ class Books:
         budget: Budget | None = None,
         priority: PriorityClass | None = None,
         pool: Account | None = None,
+        task_type: str = "",
     ) -> None:
         """A scope of the task opens. What the task spends is counted against `pool` as well."""
         with self._lock:
-            known = self._known(key, budget=budget, priority=priority)
+            known = self._known(key, budget=budget, priority=priority, task_type=task_type)
             known.scopes += 1
             known.pool = pool or known.pool
 
@@ -174,15 +180,6 @@ class Books:
 
     # -- facts
 
-    def worst_usd(self, usage: Usage, *, device_s: float) -> Decimal | None:
-        """What a call of our engine costs at most; None where no price is known."""
-        written = replace(usage, cache_write_tokens=usage.input_tokens, cache_write_long_tokens=usage.input_tokens)
-        costs = [
-            self._cost(self._model, some, self_hosted=self._self_hosted, device_s=device_s) for some in (usage, written)
-        ]
-        known = [cost.usd for cost in costs if cost is not None and cost.usd is not None]
-        return max(known) if known else None
-
     def watch(
         self, stream: Stream, request: Request, reservation: Reservation | Both, input_tokens: int, *, loop: str = ""
     ) -> None:
@@ -229,9 +226,11 @@ class Books:
                 error="" if error is None else type(error).__name__,
                 loop=loop,
             )
-            before = [  # attempts of the same call that failed
+            began_ms = list(accumulate((round(one.seconds * 1000) for one in stream.attempts), initial=at_ms))
+            before = [  # attempts of the same call that failed, one after the other
                 replace(
                     call,
+                    at_ms=begin_ms,
                     usage=attempt.spent.usage,
                     timing=Timing(total_s=attempt.seconds),
                     status="failed",
@@ -241,9 +240,9 @@ class Books:
                     device_s=0.0,
                     error=attempt.error,
                 )
-                for attempt in stream.attempts
+                for attempt, begin_ms in zip(stream.attempts, began_ms, strict=False)
             ]
-            facts = [self._priced(fact, self_hosted=self._self_hosted) for fact in (*before, call)]
+            facts = [self._priced(fact) for fact in (*before, call)]
             reservation.settle(
                 sum((fact.usage for fact in facts), Usage()),
                 usd=sum((fact.cost_usd for fact in facts if fact.cost_usd is not None), Decimal(0)),
@@ -274,45 +273,24 @@ class Books:
         )
 
     def foreign_call(self, *, caller: Caller, model: str, usage: Usage, total_s: float, **about: Any) -> None:
-        """A model call that did not go through us has happened; `about` are fields of the fact."""
+        """A model call that did not go through us has just ended; `about` are fields of the fact."""
         call = ModelCall(
             task=caller.task,
             node=caller.node,
             branch=caller.branch,
             attempt=caller.attempt,
-            at_ms=self._clock.wall_ms(),
+            at_ms=self._clock.wall_ms() - round(total_s * 1000),
             model=model,
             usage=usage,
             timing=Timing(total_s=total_s),
             priority=int(self.priority(caller.task)),
             **about,
         )
-        call = self._priced(call, self_hosted=False)
+        call = self._priced(call, foreign=True)
         for account in (self.account(caller.task), self.pool(caller.task)):
             if account is not None:
                 account.spend(usage, usd=call.cost_usd)
         self._ledger.append(call)
-
-    def _priced(self, call: ModelCall, *, self_hosted: bool) -> ModelCall:
-        """The fact with what the call came to; without it where pricing fails."""
-        cost = self._cost(
-            call.model,
-            call.usage,
-            tier=call.service_tier,
-            device_s=call.device_s,
-            self_hosted=self_hosted,
-            served_locally=call.served_locally,
-        )
-        return call if cost is None else replace(call, cost_usd=cost.usd, price=cost.price)
-
-    def _cost(self, model: str, usage: Usage, **about: Any) -> Cost | None:
-        if self._prices is None:
-            return None
-        try:
-            return self._prices.cost(model, usage, **about)
-        except Exception as error:
-            failed("price_failed", model=model, error=repr(error))
-            return None
 
     def tool_call(self, scope: ToolScope, *, actual_s: float) -> None:
         """A tool call ended."""
@@ -389,6 +367,11 @@ class Books:
         from agentkv.budget.bill import Bill
 
         return Bill.from_facts(task, self._ledger.rows(task))
+
+    @property
+    def unsaved(self) -> int:
+        """Facts that are not in the database yet, because it is behind or cannot take them."""
+        return self._ledger.unsaved
 
     def close(self) -> None:
         """Flush and close the ledger."""

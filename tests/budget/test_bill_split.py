@@ -134,14 +134,14 @@ def test_tiny_costs_add_up_exactly_and_never_print_as_nothing():
 
 def test_device_time_is_used_unless_its_call_came_to_nothing():
     """Failed, made again, recomputed and thrown away: 1 second each beside 1 second that was used."""
-    second = Timing(prefill_s=0.5, decode_s=0.5)
+    ours = {"timing": Timing(prefill_s=0.5, decode_s=0.5), "price": "self-hosted"}
     one = bill(
         call(status="aborted", device_s=1.0, node="n"),
-        call(timing=second, node="n"),
-        call(timing=second, node="n", attempt=2),
-        call(timing=second, purpose="summary", session="s"),
+        call(**ours, node="n"),
+        call(**ours, node="n", attempt=2),
+        call(**ours, purpose="summary", session="s"),
         ContextFact(task="t", session="s", event="fold_failed"),
-        call(timing=Timing(recompute_s=1.0), node="o"),
+        call(timing=Timing(recompute_s=1.0), price="self-hosted", node="o"),
     )
     work = one.work
     assert (5.0, 1.0, 1.0, 1.0, 1.0, 1.0) == (
@@ -150,6 +150,20 @@ def test_device_time_is_used_unless_its_call_came_to_nothing():
     assert 0.2 == one.effective_utilisation
     assert (3, 45) == (work.unused_calls, work.unused_tokens)
     assert bill(call()).effective_utilisation is None
+
+
+def test_what_another_server_computed_is_no_device_time_of_ours():
+    """Its phases are known only as this side saw them, network and queue included: both utilisations are empty."""
+    one = bill(
+        call(timing=Timing(prefill_s=0.5, decode_s=0.5, total_s=1.0)), call(timing=Timing(decode_s=1.0), price="x")
+    )
+    assert (None, None, 0.0) == (one.effective_utilisation, one.raw_utilisation, one.work.device_s)
+
+
+def test_a_refused_call_does_not_shorten_the_mean_context():
+    """It read nothing, so it had no context."""
+    refused = call(0, 0, 0, status="failed")
+    assert bill(call()).mean_context_tokens == bill(call(), refused, refused).mean_context_tokens
 
 
 def test_a_retry_replaces_only_the_calls_of_its_own_node_run():
@@ -322,7 +336,7 @@ def test_loops_are_counted_by_name():
 def test_raw_utilisation_stands_beside_the_effective_one():
     """One second of a device in four seconds of wall time."""
     one = bill(
-        call(at_ms=1000, timing=Timing(decode_s=1.0, total_s=1.0)), ToolCallFact(task="t", at_ms=5000, actual_s=3.0)
+        call(at_ms=1000, timing=Timing(total_s=1.0), device_s=1.0), ToolCallFact(task="t", at_ms=5000, actual_s=3.0)
     )
     assert (0.25, 1.0) == (one.raw_utilisation, one.effective_utilisation)
     assert "(busy for 25.0 % of the time)" in " ".join(str(one).split())

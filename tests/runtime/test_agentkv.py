@@ -26,8 +26,9 @@ from agentkv import (
     Usage,
     log,
 )
+from agentkv.clock import ManualClock
 from agentkv.core.hint import ToolStatus
-from agentkv.errors import Closed, ConfigError
+from agentkv.errors import Closed, ConfigError, LedgerError
 from agentkv.runtime.build import last_session_of
 from agentkv.runtime.hosts import PlainHost
 
@@ -243,6 +244,45 @@ def test_a_foreign_call_is_billed_and_counts_against_the_budget(kv):
         with pytest.raises(BudgetExceeded):
             kv.submit(ask("one more"))
     assert (1, 100) == (kv.report("t").usage.calls, kv.report("t").usage.total_tokens)
+
+
+def test_a_foreign_call_is_stamped_with_its_start():
+    """It is told when it has ended; the day it falls on, the timeline and the wall time go by its beginning."""
+    clock = ManualClock(wall_ms=1_000_000)
+    with AgentKV.with_engine(ScriptedEngine(["ok"]), clock=clock) as kv, kv.task("t", final=False):
+        clock.advance(60.0)
+        kv.record_call(caller=kv.caller(), model="theirs", usage=Usage(input_tokens=1, calls=1), total_s=10.0)
+        bill = kv.report("t")
+    assert (1_050_000, 60.0) == (bill.calls[0].at_ms, bill.spans.wall_s)
+
+
+def test_a_task_without_an_outcome_is_of_the_type_that_it_was_given():
+    """Abandoned: it is charged to the completed ones of its type, also where the type was told later."""
+    with AgentKV.with_engine(ScriptedEngine(["ok"] * 3)) as kv:
+        with kv.task("t", type="invoice"):
+            kv.submit(ask("x")).result(5)
+        with kv.task("late", final=False):
+            pass
+        with kv.task("late", type="invoice", final=False):
+            pass
+        assert ["invoice", "invoice"] == [kv.report(task).task_type for task in ("t", "late")]
+        assert kv.report("late").completed is None
+
+
+def test_what_is_not_saved_yet_is_in_the_stats(tmp_path, monkeypatch):
+    """And no longer, once it is."""
+    with AgentKV.with_engine(ScriptedEngine(["ok"]), ledger=f"sqlite:///{tmp_path}/l.sqlite") as kv:
+        with monkeypatch.context() as patch:
+            patch.setattr("agentkv.budget.database.Database.insert", _no_room)
+            with kv.task("t"):
+                pass
+            assert 2 == kv.stats()["ledger"]["unsaved"]
+        assert kv._books._ledger.store.flush(5)
+        assert 0 == kv.stats()["ledger"]["unsaved"]
+
+
+def _no_room(*_):
+    raise LedgerError("no room")
 
 
 def test_a_branch_waits_with_the_session_it_was_sent_from(kv):

@@ -1,0 +1,56 @@
+"""What calls come to: the price table, asked so that nothing that goes wrong in it reaches a call.
+
+Covers the cost of a call that has ended and of the worst that one can become. The table is `budget.prices`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from decimal import Decimal
+from typing import TYPE_CHECKING, Any
+
+from agentkv.budget.facts import ModelCall
+from agentkv.core.usage import Usage
+from agentkv.log import failed
+
+if TYPE_CHECKING:
+    from agentkv.budget.prices import Cost, PriceTable
+
+
+class Pricing:
+    """Prices calls. `self_hosted`: our own calls run on a device of the user's; `prices` None leaves costs unknown."""
+
+    def __init__(self, prices: PriceTable | None, *, model: str, self_hosted: bool) -> None:
+        self._prices = prices
+        self._model = model
+        self._self_hosted = self_hosted
+
+    def worst_usd(self, usage: Usage, *, device_s: float) -> Decimal | None:
+        """What a call of our engine costs at most; None where no price is known."""
+        written = replace(usage, cache_write_tokens=usage.input_tokens, cache_write_long_tokens=usage.input_tokens)
+        costs = [
+            self._cost(self._model, some, self_hosted=self._self_hosted, device_s=device_s) for some in (usage, written)
+        ]
+        known = [cost.usd for cost in costs if cost is not None and cost.usd is not None]
+        return max(known) if known else None
+
+    def priced(self, call: ModelCall, *, foreign: bool = False) -> ModelCall:
+        """The fact with what the call came to; without it where pricing fails. `foreign`: it ran somewhere else."""
+        cost = self._cost(
+            call.model,
+            call.usage,
+            tier=call.service_tier,
+            device_s=call.device_s,
+            self_hosted=self._self_hosted and not foreign,
+            served_locally=call.served_locally,
+        )
+        return call if cost is None else replace(call, cost_usd=cost.usd, price=cost.price)
+
+    def _cost(self, model: str, usage: Usage, **about: Any) -> Cost | None:
+        if self._prices is None:
+            return None
+        try:
+            return self._prices.cost(model, usage, **about)
+        except Exception as error:
+            failed("price_failed", model=model, error=repr(error))
+            return None
