@@ -238,7 +238,8 @@ class AgentKV:
         """Part of TaskScope's contract; use `task`."""
         self._check_open()
         self._told.entered(key, task_type)
-        self._books.enter(key, budget=budget, priority=priority, pool=self.budgets.pool(task_type))
+        pool = self.budgets.pool(task_type)
+        self._books.enter(key, budget=budget, priority=priority, pool=pool, task_type=task_type)
 
     def leave_task(self, key: str, *, final: bool) -> None:
         """Part of TaskScope's contract; use `task`."""
@@ -327,8 +328,13 @@ class AgentKV:
         return self._books.bill(task)
 
     def stats(self) -> dict[str, Any]:
-        """Blocks and bytes per tier, moves and hits, and the counters of what went wrong; plain JSON values."""
-        return {"engine": dict(self.engine.stats()), "counters": dict(log.counters), "reach": self._reach.stats()}
+        """Blocks and bytes per tier, moves and hits, facts not saved yet, counters of what went wrong; plain JSON values."""
+        return {
+            "engine": dict(self.engine.stats()),
+            "counters": dict(log.counters),
+            "reach": self._reach.stats(),
+            "ledger": {"unsaved": self._books.unsaved},
+        }
 
     # -- OpenAI clients in this process
 
