@@ -1,7 +1,7 @@
 """ScriptedEngine: an engine for users' tests that answers from a script, with bills that look real.
 
-Covers: answers from texts, tool calls, callables and exceptions; word-by-word streams; stop, max_tokens, cancel;
-usage with cached tokens; sessions per branch. Does not cover: a model. A token is a word with the blanks before it,
+Covers: answers from texts, tool calls, callables and exceptions; several choices, log probabilities; word-by-word
+streams; stop, max_tokens, cancel; usage with cached tokens; sessions per branch. Does not cover: a model. A token is a word with the blanks before it,
 and its KV is imagined: the cached part of a prompt is its longest common prefix with what the task sent before.
 """
 
@@ -18,14 +18,15 @@ from agentkv.core.forecast import Forecast
 from agentkv.core.residency import Move, Outcome, Receipt, Residency
 from agentkv.core.task import Caller
 from agentkv.core.usage import Timing, Usage
-from agentkv.engine.base import Chunk, FinishReason, Generation, Request, Stream
+from agentkv.engine.base import Choice, Chunk, FinishReason, Generation, Request, Stream
 from agentkv.engine.script import (
     Answer,
     Reply,
     call_tokens,
     common_prefix,
+    logprobs_of,
     prompt_tokens,
-    reply_of,
+    replies_of,
     tokens_of,
     until_stop,
 )
@@ -229,34 +230,55 @@ class ScriptedEngine:
 
     def _generate(self, call: _Call) -> Generation | None:
         """The whole answer, its chunks pushed on the way; None if the call was stopped before its end."""
-        sampling = call.request.sampling
-        reply = reply_of(call.answer, call.request)
+        told = [self._said(reply, call.request) for reply in replies_of(call.answer, call.request)]
+        said = [choice for choice, _ in told]
+        words = sorted(
+            (index, number, word) for number, one in enumerate(said) for index, word in enumerate(tokens_of(one.text))
+        )  # the choices grow side by side
+        first_s = None
+        for count, (index, number, word) in enumerate(words):
+            if not self._may_go_on(call, count):
+                return None
+            first_s = self._clock.now_s() if first_s is None else first_s
+            one, here = said[number], slice(index, index + 1)
+            call.stream.push(
+                Chunk(text=word, token_ids=one.token_ids[here], choice=number, logprobs=one.logprobs[here])
+            )
+        first = said[0]
+        return Generation(
+            text=first.text,
+            raw=first.raw,
+            token_ids=first.token_ids,
+            finish_reason=first.finish_reason,
+            usage=self._settle(call, [written for _, written in told]),
+            timing=self._timing(call, first_s),
+            tool_calls=first.tool_calls,
+            session=call.session,
+            model=self.model,
+            logprobs=first.logprobs,
+            others=tuple(said[1:]),
+        )
+
+    def _said(self, reply: Reply, request: Request) -> tuple[Choice, list[str]]:
+        """A reply as far as stop strings and `max_tokens` let it come, and all of its words."""
+        sampling = request.sampling
         text, stopped_early = until_stop(reply.text, sampling.stop)
-        calls = () if stopped_early else reply.tool_calls
+        calls = () if stopped_early or request.tool_choice.mode == "none" else reply.tool_calls
         spoken = tokens_of(text)
         written = spoken + call_tokens(calls)
         finish: FinishReason = "tool_calls" if calls else "stop"
         if sampling.max_tokens is not None and len(written) > sampling.max_tokens:
             written, calls, finish = written[: sampling.max_tokens], (), "length"
             spoken = spoken[: len(written)]
-        ids = self._numbers(written)
-        first_s = None
-        for index, token in enumerate(spoken):
-            if not self._may_go_on(call, index):
-                return None
-            first_s = self._clock.now_s() if first_s is None else first_s
-            call.stream.push(Chunk(text=token, token_ids=(ids[index],)))
-        return Generation(
+        choice = Choice(
             text="".join(spoken),
             raw="".join(written),
-            token_ids=ids,
+            token_ids=self._numbers(written),
             finish_reason=finish,
-            usage=self._settle(call, written),
-            timing=self._timing(call, first_s),
             tool_calls=calls,
-            session=call.session,
-            model=self.model,
+            logprobs=logprobs_of(reply, spoken, request.logprobs),
         )
+        return choice, written
 
     def _may_go_on(self, call: _Call, index: int) -> bool:
         """Wait as long as a word takes; False once the call is stopped."""
@@ -272,13 +294,14 @@ class ScriptedEngine:
         with self._lock:
             return tuple(self._ids.setdefault(token, len(self._ids)) for token in tokens)
 
-    def _settle(self, call: _Call, written: list[str]) -> Usage:
-        usage = call.usage + Usage(output_tokens=len(written))
+    def _settle(self, call: _Call, choices: list[list[str]]) -> Usage:
+        """`choices`: the words of each; the next turn goes on from the first."""
+        usage = call.usage + Usage(output_tokens=sum(map(len, choices)))
         with self._lock:
             self._used += usage
             task = self._tasks.get(call.request.caller.task)
             if task is not None:
-                task.sent.append(call.prompt + written)
+                task.sent.append(call.prompt + choices[0])
         return usage
 
     def _timing(self, call: _Call, first_s: float | None) -> Timing:
