@@ -9,14 +9,14 @@ All calls run on one event-loop thread, so that a cancel bites at any point, bef
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
 import re
 import threading
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections import OrderedDict
+from collections.abc import Callable, Generator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import ContextVar
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Literal, Protocol
 
@@ -24,8 +24,9 @@ from agentkv import log
 from agentkv.clock import Clock, SystemClock
 from agentkv.context.tokens import count_text
 from agentkv.core.reported import Reported
+from agentkv.core.task import Caller
 from agentkv.core.usage import Timing, Usage
-from agentkv.engine.attempts import FailedTry, noting_async_client
+from agentkv.engine.attempts import FailedTry, noting_async_client, repeating
 from agentkv.engine.base import Attempt, Chunk, Generation, Request, Stream, refuse_unless
 from agentkv.engine.loop import LoopThread
 from agentkv.engine.wire import PASSED_ON, Gathered, call_arguments, texts_of
@@ -33,17 +34,26 @@ from agentkv.errors import Closed, ConfigError, RemoteError, RequestInvalid
 
 
 class Routing(Protocol):
-    """Who knows more body fields for a session's next call, and is told when that is over. May block."""
+    """Who knows what calls are to carry for their engine, and is told when they are over. Nothing here raises."""
 
-    def fields(self, session: str) -> Mapping[str, Any]:
-        """The fields; nothing where there is nothing to say."""
+    def session(self, request: Request) -> str:
+        """The session of a request."""
         ...
 
-    def ended(self, session: str, *, tokens: int, cached_tokens: int | None) -> None:
-        """The call that got fields is over; its context holds `tokens`, of which `cached_tokens` were reused."""
+    def opened(self, request: Request, model: str) -> Any:
+        """What the call was given; may block. For the two below."""
+        ...
+
+    def flow(self, http_request: Any, given: Any) -> Generator[Any, Any, Any]:
+        """Yields the HTTP requests to send, is sent their responses, and returns the one that counts."""
+        ...
+
+    def ended(self, given: Any, usage: Usage | None) -> Mapping[str, int] | None:
+        """The call is over (None: without an answer, or nobody reported); where its cached tokens came from, if known."""
         ...
 
 
+_MOST_SESSIONS = 4096
 _TOKENS_PER_MESSAGE = 4  # what a chat template adds around each message, about
 
 
@@ -54,10 +64,12 @@ class _Call:
     gathered: Gathered = field(default_factory=Gathered)
     sent: bool = False
     opened: bool = False
-    fields: Mapping[str, Any] = field(default_factory=dict)
-    used: Usage = field(default_factory=Usage)
-    told: bool = False
+    given: Any = None
+    flow: Callable[[Any], Generator[Any, Any, Any]] | None = None
+    reported: Usage | None = None
     failed: list[FailedTry] = field(default_factory=list)
+    repeating: Callable[[bool], None] | None = None
+    refused: Exception | None = None
 
 
 _call: ContextVar[_Call | None] = ContextVar("agentkv_remote_call", default=None)
@@ -67,6 +79,24 @@ def _note(failed: FailedTry) -> None:
     call = _call.get()
     if call is not None:
         call.failed.append(failed)
+
+
+def _refuses() -> str:
+    """Why the call must not be tried again; "" if it may."""
+    call = _call.get()
+    if call is None or call.repeating is None:
+        return ""
+    try:
+        call.repeating(bool(call.failed) and not call.failed[-1].refused)
+    except Exception as error:
+        call.refused = error
+        return str(error)
+    return ""
+
+
+def _flow(http_request: Any) -> Generator[Any, Any, Any] | None:
+    call = _call.get()
+    return None if call is None or call.flow is None else call.flow(http_request)
 
 
 class RemoteEngine:
@@ -107,7 +137,7 @@ class RemoteEngine:
             api_key=self._key or "none",
             timeout=timeout_s,
             max_retries=max_retries,
-            http_client=noting_async_client(_note),
+            http_client=noting_async_client(_note, _refuses),
         )
         self._max_tokens_field = max_tokens_field
         self._count = count or partial(count_text, model=model)
@@ -118,6 +148,7 @@ class RemoteEngine:
         self._takes_usage_option: bool | None = None
         self._lock = threading.Lock()
         self._running: set[Stream] = set()
+        self._sessions: OrderedDict[tuple[str, str], str] = OrderedDict()
         self._counts = {"calls": 0, "failed": 0, "estimated_calls": 0}
         self._used = Usage()
         self._closed = False
@@ -135,13 +166,20 @@ class RemoteEngine:
         refuse_unless(request, PASSED_ON, engine="a remote engine")
         cancels: list[Callable[[], None]] = []
         stream = Stream(on_cancel=lambda: cancels[0]())  # noqa: PLW0108  it is empty until the call is spawned
-        submitted_s = self._clock.now_s()
+        call, submitted_s = _Call(), self._clock.now_s()
+        stream.spent = lambda: self._spent(request, call)  # from now on: nothing, until it is sent
         with self._lock:
             if self._closed:
                 raise Closed("this RemoteEngine is closed")
             self._running.add(stream)
+            if request.purpose == "answer":
+                place = (request.caller.task, request.caller.branch)
+                self._sessions[place] = self._session(request)
+                self._sessions.move_to_end(place)
+                if len(self._sessions) > _MOST_SESSIONS:
+                    self._sessions.popitem(last=False)
             self._counts["calls"] += 1
-            cancels.append(self._loop.spawn(lambda: self._run(request, stream, submitted_s)))
+            cancels.append(self._loop.spawn(lambda: self._run(request, stream, submitted_s, call)))
         stream.on_end(lambda _generation, _error: self._ended(stream))
         return stream
 
@@ -175,48 +213,68 @@ class RemoteEngine:
         self._loop.close(last=self._client.close)
         self._askers.shutdown(wait=False, cancel_futures=True)
 
+    def last_session(self, caller: Caller) -> str | None:
+        """The session of this caller's own branch, if it made a call."""
+        with self._lock:
+            return self._sessions.get((caller.task, caller.branch))
+
+    def _session(self, request: Request) -> str:
+        if self.routing is not None:
+            return self.routing.session(request)
+        return request.session or request.caller.task
+
     # -- a call, on the loop's thread
 
-    async def _run(self, request: Request, stream: Stream, submitted_s: float) -> None:
-        call = _Call()
+    async def _run(self, request: Request, stream: Stream, submitted_s: float, call: _Call) -> None:
         _call.set(call)  # each call is a task of its own
-        stream.spent = lambda: self._spent(request, call)
         try:
-            async with self._free, self._routed(request, call):
-                generation = await self._answer(request, stream, submitted_s, call)
+            async with self._free:
+                await self._opened(request, call)
+                try:
+                    generation = await self._answer(request, stream, submitted_s, call)
+                except BaseException:
+                    await self._over(call)
+                    raise
+                cached_by = await self._over(call)
+                if cached_by:
+                    generation = replace(generation, cached_by=cached_by)
         except Exception as error:
             self._counts["failed"] += 1
             stream.attempts = self._attempts(call.failed if call.opened else call.failed[:-1], request)
-            stream.fail(self._told(error))
+            told = self._told(error)
+            if call.refused is not None:
+                call.refused.__cause__ = told
+            stream.fail(call.refused or told)
         else:
             stream.attempts = self._attempts(call.failed, request, generation.usage)
             stream.finish(generation)
 
-    @contextlib.asynccontextmanager
-    async def _routed(self, request: Request, call: _Call) -> AsyncIterator[None]:
-        """Around a call: what its routing wants it to carry, and what that is told afterwards."""
-        routing, session = self.routing, request.session or request.caller.task
+    async def _opened(self, request: Request, call: _Call) -> None:
+        """What its routing wants the call to carry."""
+        routing = self.routing
         if routing is None:
-            yield
             return
-        asked = asyncio.get_running_loop().run_in_executor(self._askers, _fields, routing, session)
+        asked = asyncio.get_running_loop().run_in_executor(self._askers, routing.opened, request, self.model)
         try:
-            call.fields = await asyncio.shield(asked)
-            yield
-        finally:
-            if not asked.done():  # cancelled meanwhile: what it still gets is given back
-                asked.add_done_callback(partial(_give_back, routing, session))
-            elif asked.result():
-                tokens = call.used.input_tokens + call.used.output_tokens
-                cached = call.used.cached_tokens if call.told else None
-                await asyncio.to_thread(_ended, routing, session, tokens, cached)
+            call.given = await asyncio.shield(asked)
+        except asyncio.CancelledError:  # what it still gets is given back
+            asked.add_done_callback(partial(_give_back, routing))
+            raise
+        call.flow = lambda http_request: routing.flow(http_request, call.given)
+
+    async def _over(self, call: _Call) -> Mapping[str, int] | None:
+        """Whatever became of the call, its routing hears of it; whoever has the answer finds that done."""
+        routing = self.routing
+        if routing is None or call.flow is None:
+            return None
+        return await asyncio.shield(asyncio.to_thread(routing.ended, call.given, call.reported))
 
     async def _answer(self, request: Request, stream: Stream, submitted_s: float, call: _Call) -> Generation:
         started_s = self._clock.now_s()
         first_s = None
         gathered = call.gathered
         call.sent = True
-        async with await self._open(request, call.fields) as chunks:
+        async with await self._open(request) as chunks:
             call.opened = True
             stream.attempts = self._attempts(call.failed, request)  # the caller may cancel from here on
             async for chunk in chunks:
@@ -229,7 +287,7 @@ class RemoteEngine:
         spent = self._spent(request, call)
         self._counts["estimated_calls"] += spent.estimated
         self._used += spent.usage
-        call.used, call.told = spent.usage, not spent.estimated
+        call.reported = None if spent.estimated else spent.usage
         ended_s = self._clock.now_s()
         first_s = ended_s if first_s is None else first_s
         return Generation(
@@ -246,14 +304,14 @@ class RemoteEngine:
                 total_s=ended_s - submitted_s,
             ),
             tool_calls=calls,
-            session=request.session or request.caller.task,
+            session=self._session(request),
             model=gathered.model or self.model,
             estimated=spent.estimated,
             service_tier=spent.service_tier,
             cached_by=spent.cached_by,
         )
 
-    async def _open(self, request: Request, fields: Mapping[str, Any]) -> Any:
+    async def _open(self, request: Request) -> Any:
         """Start the HTTP call, asking for usage.
 
         A server that rejects the question is asked once without, and never again with it.
@@ -261,8 +319,6 @@ class RemoteEngine:
         import openai
 
         arguments = call_arguments(request, model=self.model, max_tokens_field=self._max_tokens_field)
-        if fields:
-            arguments["extra_body"] = dict(fields)
         create: Any = self._client.completions.create
         if request.messages is not None:
             create = self._client.chat.completions.create
@@ -315,21 +371,6 @@ class RemoteEngine:
         return told
 
 
-def _fields(routing: Routing, session: str) -> Mapping[str, Any]:
-    try:
-        return routing.fields(session)
-    except Exception as error:
-        log.failed("routing_failed", error=repr(error))
-        return {}
-
-
-def _ended(routing: Routing, session: str, tokens: int, cached_tokens: int | None) -> None:
-    try:
-        routing.ended(session, tokens=tokens, cached_tokens=cached_tokens)
-    except Exception as error:
-        log.failed("routing_failed", error=repr(error))
-
-
-def _give_back(routing: Routing, session: str, asked: asyncio.Future[Mapping[str, Any]]) -> None:
-    if not asked.cancelled() and asked.result():
-        asyncio.get_running_loop().run_in_executor(None, _ended, routing, session, 0, None)
+def _give_back(routing: Routing, asked: asyncio.Future[Any]) -> None:
+    if not asked.cancelled() and asked.exception() is None:
+        asyncio.get_running_loop().run_in_executor(None, routing.ended, asked.result(), None)

@@ -56,6 +56,21 @@ def test_cancel_at_once_and_in_the_queue_is_fine(remote_of, peculiar, until):
     assert third.result().timing.queued_s > 0
 
 
+def test_a_call_that_was_never_sent_has_spent_nothing(remote_of, peculiar, until):
+    """Cancelled before the engine's thread came to it, or while it waited for its turn: no server read it."""
+    server = peculiar("hang")
+    remote = remote_of(server, max_parallel=1)
+    first = remote.submit(ask())
+    until(lambda: server.bodies)
+    for _ in range(50):
+        stream = remote.submit(ask())
+        stream.cancel()
+        assert Usage() == stream.spent().usage
+    assert first.spent().usage.input_tokens
+    first.cancel()
+    assert 1 == len(server.bodies)
+
+
 def test_missing_usage_is_counted_here_and_said_so(remote_of, peculiar):
     """A server that streams no usage does not make a bill of zero."""
     remote = remote_of(peculiar(SAID, [*SAID, chunk(usage={"prompt_tokens": 0, "completion_tokens": 0})]), count=len)
