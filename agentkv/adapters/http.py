@@ -37,9 +37,11 @@ class Endpoint:
                 raise
         return self._exchange("GET", path, None, left_s)
 
-    def post(self, path: str, body: Mapping[str, Any], within_s: float) -> Any:
+    def post(
+        self, path: str, body: Mapping[str, Any], within_s: float, *, headers: Mapping[str, str] | None = None
+    ) -> Any:
         """The JSON answer; Unreachable for anything else."""
-        return self._exchange("POST", path, body, within_s)
+        return self._exchange("POST", path, body, within_s, headers)
 
     def close(self) -> None:
         """Close the connections. Idempotent; a later exchange opens new ones."""
@@ -48,14 +50,18 @@ class Endpoint:
         if client is not None:
             client.close()
 
-    def _exchange(self, method: str, path: str, body: Mapping[str, Any] | None, within_s: float) -> Any:
+    def _exchange(
+        self, method: str, path: str, body: Mapping[str, Any] | None, within_s: float,
+        headers: Mapping[str, str] | None = None,
+    ) -> Any:  # fmt: skip
         import httpx
 
         ends_s = time.monotonic() + within_s
         read = bytearray()
         try:
             client = self._opened()
-            with client.stream(method, self._root + path, json=body, timeout=max(within_s, 1e-3)) as response:
+            timeout = max(within_s, 1e-3)
+            with client.stream(method, self._root + path, json=body, headers=headers, timeout=timeout) as response:
                 for piece in response.iter_bytes():
                     read += piece
                     if len(read) > MOST_BYTES:
