@@ -1,17 +1,23 @@
 """HTTP attempts of the openai package, each noted: it retries in silence, and what failed may have been paid for.
 
-Covers what one attempt came to, and clients for `openai.OpenAI(http_client=...)` that tell. Does not cover attempts of
-a graph or a fallback: those are calls of their own.
+Covers what one attempt came to, and clients for `openai.OpenAI(http_client=...)` that tell, and ask before they try
+again. Does not cover attempts of a graph or a fallback: those are calls of their own.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Generator
+from contextvars import ContextVar
 from dataclasses import dataclass
+from importlib import import_module
 from typing import Any
 
+_ASKED_AGAIN = frozenset({400, 422})
 _NOT_SENT = frozenset({"ConnectError", "ConnectTimeout", "PoolTimeout", "UnsupportedProtocol", "ProxyError"})
+repeating: ContextVar[Callable[[bool], None] | None] = ContextVar("agentkv_repeating", default=None)
+"""Called before a call that was submitted here is tried again (True: the try before may have been paid for); what it
+raises ends the call."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,15 +34,39 @@ class FailedTry:
     request: Any = None
 
 
-def noting_async_client(note: Callable[[FailedTry], None]) -> Any:
+def noting_async_client(
+    note: Callable[[FailedTry], None],
+    refuses: Callable[[], str] = str,
+    flow: Callable[[Any], Generator[Any, Any, Any] | None] | None = None,
+) -> Any:
     """The openai package's own asynchronous HTTP client, which calls `note` for every attempt that fails before its answer.
 
-    For a streamed answer an attempt has succeeded when the headers are there.
+    For a streamed answer an attempt has succeeded when the headers are there. Before it sends a call again it asks
+    `refuses` (on a thread); a text is why not, and the call fails with it. `flow(request)` may take part in each attempt:
+    a generator that yields the requests to send instead, is sent their responses, and returns the one that counts.
     """
+    import asyncio  # 20 ms that `import agentkv` must not pay
+
     import openai
 
     class Noting(openai.DefaultAsyncHttpxClient):
         async def send(self, request: Any, **options: Any) -> Any:
+            if _is_repeated(request) and (why := await asyncio.to_thread(refuses)):
+                return _refusal(request, why)
+            steps = None if flow is None else flow(request)
+            if steps is None:
+                return await self._noted(request, **options)
+            told = next(steps)
+            while True:
+                response = await self._noted(told, **options)
+                if response.status_code in _ASKED_AGAIN:
+                    await response.aread()
+                try:
+                    told = steps.send(response)
+                except StopIteration as end:
+                    return end.value
+
+        async def _noted(self, request: Any, **options: Any) -> Any:
             began_s = time.monotonic()
             try:
                 response = await super().send(request, **options)
@@ -49,12 +79,14 @@ def noting_async_client(note: Callable[[FailedTry], None]) -> Any:
     return Noting()
 
 
-def noting_client(note: Callable[[FailedTry], None]) -> Any:
+def noting_client(note: Callable[[FailedTry], None], refuses: Callable[[], str] = str) -> Any:
     """The same for synchronous calls."""
     import openai
 
     class Noting(openai.DefaultHttpxClient):
         def send(self, request: Any, **options: Any) -> Any:
+            if _is_repeated(request) and (why := refuses()):
+                return _refusal(request, why)
             began_s = time.monotonic()
             try:
                 response = super().send(request, **options)
@@ -65,6 +97,18 @@ def noting_client(note: Callable[[FailedTry], None]) -> Any:
             return response
 
     return Noting()
+
+
+def _is_repeated(request: Any) -> bool:
+    """The openai package numbers its tries."""
+    return request.headers.get("x-stainless-retry-count", "0") != "0"
+
+
+def _refusal(request: Any, why: str) -> Any:
+    """An answer after which the openai package does not try again, of whichever HTTP library it uses."""
+    library: Any = import_module(type(request).__module__.partition(".")[0])
+    told = {"error": {"message": why, "type": "budget_exceeded"}}
+    return library.Response(402, headers={"x-should-retry": "false"}, json=told, request=request)
 
 
 def _note(note: Callable[[FailedTry], None], outcome: Any, request: Any, began_s: float) -> None:
