@@ -36,6 +36,7 @@ from agentkv.adapters.inject import Extra, Injector
 from agentkv.adapters.llamacpp import LlamaCpp
 from agentkv.clock import SystemClock
 from agentkv.runtime.reach import Reach
+from agentkv.runtime.routes import Route
 
 AGENTS = {"ada": 2.0, "bob": 4.0, "cyd": 3.0}
 """Their tools' waits in seconds."""
@@ -64,7 +65,7 @@ def agents(url: str, *, hints: bool, notes: int, turns: int, together: bool) -> 
         adapter = LlamaCpp(url, clock=SystemClock())
         reach = Reach(adapter, clock=SystemClock())
         if hints:
-            kv.engine.routing = adapter
+            kv.engine.routing = Route(adapter)
             kv.subscribe(reach.tell)
 
         def live(name: str, wait_s: float) -> None:
@@ -181,12 +182,13 @@ def injection(args) -> dict[str, object]:
     request = client.build_request(
         "POST", "http://x/v1/chat/completions", content=content, headers={"content-type": "application/json"}
     )
-    injector = Injector(lambda: Extra(body={"id_slot": 1, "cache_salt": "a"}, headers={"X-Session-ID": "run-7"}))
+    injector = Injector()
+    extra = Extra(body={"id_slot": 1, "cache_salt": "a"}, headers={"X-Session-ID": "run-7"})
     answer = SimpleNamespace(status_code=200)
 
     def once() -> float:
         began_s = time.perf_counter()
-        flow = injector.flow(request)
+        flow = injector.flow(request, extra)
         next(flow)
         with contextlib.suppress(StopIteration):
             flow.send(answer)

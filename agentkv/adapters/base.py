@@ -6,12 +6,12 @@ methods from one thread, nor any engine (one file each).
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Protocol, runtime_checkable
 
-from agentkv.core.hint import Hint
+from agentkv.core.hint import Hint, SessionFacts
 
 
 class Outcome(StrEnum):
@@ -82,17 +82,44 @@ class Adapter(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Extra:
+    """What a request is to carry beside what the user wrote; the user's own values win, deeply.
+
+    `priority` in the body goes out only where `priority_ok` says that this server was found to take it: a stock server
+    refuses the whole request. `shape(path, body)` may give another body altogether, for marks inside of messages; it is
+    asked with the parsed body (not to be changed in place) and None means that there is nothing to change. `marks` are
+    the names that it brings: refused by the server, it is not asked again. `session`: whose call it is.
+    """
+
+    body: Mapping[str, Any] = field(default_factory=dict)
+    headers: Mapping[str, str] = field(default_factory=dict)
+    priority_ok: bool = False
+    shape: Callable[[str, Mapping[str, Any]], Mapping[str, Any] | None] | None = None
+    marks: frozenset[str] = frozenset()
+    session: str = ""
+
+
 @runtime_checkable
 class Routing(Protocol):
     """An adapter whose engine wants to be told something in each request. Called from many threads."""
 
-    def fields(self, session: str) -> Mapping[str, Any]:
-        """Fields for the request body of this session's next call; may wait for its context to be brought back."""
+    def carries(self, about: SessionFacts) -> Extra | None:
+        """What this session's next call is to carry; may wait for its context to be brought back."""
         ...
 
     def ended(self, session: str, *, tokens: int, cached_tokens: int | None) -> None:
-        """The call to which `fields` gave something is over, whatever became of it.
+        """The call to which `carries` gave something is over, whatever became of it.
 
         The context now holds `tokens`; of its prompt `cached_tokens` were reused (None: unknown).
         """
+        ...
+
+
+@runtime_checkable
+class Telling(Protocol):
+    """An adapter whose engine tells elsewhere than in its answers where cached tokens came from."""
+
+    def cached_by(self, usage: Any) -> Mapping[str, int] | None:
+        """Where the cached tokens of the call that has just ended came from; None where that cannot be told."""
         ...

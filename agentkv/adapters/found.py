@@ -1,53 +1,97 @@
 """Found: the adapter of an endpoint of which only the address is known; it is asked what it is, once.
 
-Covers the probe and passing everything on. An endpoint that is nothing we know, and a hosted one, is left alone: hints are
-UNSUPPORTED there and requests stay as they are. One that does not answer is asked again with a later hint.
+Covers which adapter an endpoint gets and passing everything on. Hosted providers are known by their address and never
+probed; what is nothing we know is left alone: hints are UNSUPPORTED there and requests stay as they are. One that does
+not answer is asked again later and later, by hints; a call waits for that once and never again. What is asked is in
+`probe.py`.
 """
 
 from __future__ import annotations
 
+import importlib
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
-from urllib.parse import urlsplit
 
-from agentkv.adapters.base import Adapter, DeliveryReceipt, Outcome, Routing, Unreachable
-from agentkv.adapters.http import Endpoint
+from agentkv import log
+from agentkv.adapters.base import Adapter, DeliveryReceipt, Extra, Outcome, Routing, Telling, Unreachable
+from agentkv.adapters.probe import PROBE_S, Endpoints, Known, identify, provider
 from agentkv.clock import Clock
-from agentkv.core.hint import Hint
+from agentkv.core.hint import Hint, SessionFacts
+from agentkv.errors import ConfigError
 
-PROBE_S = 1.0
-HOSTED = ("openai.com", "anthropic.com", "azure.com", "googleapis.com", "mistral.ai", "openrouter.ai", "amazonaws.com")
-"""Nobody's own server: never probed."""
+__all__ = ["ENGINES", "Found", "adapter_for", "probe"]
+
+ENGINES: dict[str, str] = {
+    "llama.cpp": "agentkv.adapters.llamacpp:LlamaCpp",
+    "vllm": "agentkv.adapters.vllm:Vllm",
+    "dynamo": "agentkv.adapters.dynamo:Dynamo",
+    "openai": "agentkv.adapters.openai_hosted:OpenAIHosted",
+    "anthropic": "agentkv.adapters.anthropic_hosted:AnthropicHosted",
+}
+"""What speaks to which engine: `Class(base_url, api_key=..., clock=..., known=...)`. One without an adapter is left alone."""
+_FIRST_AGAIN_S = 1.0
+_MOST_AGAIN_S = 30.0
 
 
 def probe(base_url: str, *, api_key: str = "", within_s: float = PROBE_S) -> str:
-    """What answers at `base_url`: "llama.cpp", or "" for what we do not know. Raises Unreachable."""
-    host = urlsplit(base_url).hostname or ""
-    if any(host == known or host.endswith(f".{known}") for known in HOSTED):
-        return ""
-    server = Endpoint(base_url, api_key=api_key)
+    """What answers at `base_url`, "" for what we do not know. Raises Unreachable."""
+    return identify(base_url, api_key=api_key, within_s=within_s).engine
+
+
+def adapter_for(known: Known, base_url: str, *, api_key: str, clock: Clock) -> Adapter | None:
+    """The adapter of an engine; None where there is none for it. Never raises."""
+    where = ENGINES.get(known.engine)
+    if where is None:
+        return None
+    module, _, name = where.partition(":")
     try:
-        props = server.get("/props", within_s)
-    except Unreachable as error:
-        if error.status is not None:
-            return ""
-        raise
-    finally:
-        server.close()
-    return "llama.cpp" if isinstance(props, Mapping) and "total_slots" in props else ""
+        made: Adapter = getattr(importlib.import_module(module), name)(
+            base_url, api_key=api_key, clock=clock, known=known
+        )
+    except ImportError as error:
+        log.warn_once("adapter_missing", engine=known.engine, error=str(error))
+        return None
+    except Exception as error:
+        log.failed("adapter_failed", engine=known.engine, error=repr(error))
+        return None
+    return made
 
 
 class Found:
-    """Adapter and routing of whatever is at `base_url`."""
+    """Adapter and routing of whatever is at `base_url`.
 
-    def __init__(self, base_url: str, *, api_key: str = "", clock: Clock) -> None:
+    `engine` names what it is ("vllm", "anthropic", ...) where that is known better than a probe could tell; "off" leaves it
+    alone. `probe_priority` allows one request of one token that asks whether the server takes a `priority`; `endpoints`
+    remembers the answer.
+    """
+
+    def __init__(
+        self,
+        base_url: str,
+        *,
+        api_key: str = "",
+        clock: Clock,
+        engine: str = "auto",
+        endpoints: Endpoints | None = None,
+        probe_priority: bool = False,
+    ) -> None:
+        if engine not in ("auto", "off") and engine not in ENGINES:
+            raise ConfigError(f"engine={engine!r} is unknown; there are auto, off, {', '.join(ENGINES)}")
         self._base_url = base_url
         self._key = api_key
         self._clock = clock
+        self._engine = engine
+        self._endpoints = endpoints
+        self._probe_priority = probe_priority
         self._lock = threading.Lock()
         self._adapter: Adapter | None = None
-        self._asked = False
+        self._asked = engine == "off"
+        self._again_s = 0.0
+        self._pause_s = _FIRST_AGAIN_S
+        self._why = ""
+        self._known = Known()
+        self._knows: list[Callable[[Known], None]] = []
 
     @property
     def name(self) -> str:
@@ -56,6 +100,15 @@ class Found:
     @property
     def patience_s(self) -> float:
         return PROBE_S if self._adapter is None else self._adapter.patience_s
+
+    def refused(self, names: frozenset[str]) -> None:
+        """The server does not take these fields: remembered where it says what it is."""
+        if self._endpoints is not None:
+            self._endpoints.refused(self._base_url, self._known, names)
+
+    def on_known(self, hear: Callable[[Known], None]) -> None:
+        """Tell `hear` what the endpoint is, when that is known."""
+        self._knows.append(hear)
 
     def deliver(self, hint: Hint, within_s: float) -> DeliveryReceipt:
         outcome, detail = Outcome.UNSUPPORTED, "nothing that we know answers there"
@@ -81,28 +134,55 @@ class Found:
         if self._adapter is not None:
             self._adapter.close()
 
-    def fields(self, session: str) -> Mapping[str, Any]:
+    def carries(self, about: SessionFacts) -> Extra | None:
+        if not self._asked and self._again_s > 0:  # it did not answer; hints ask again, calls do not wait for it
+            return None
         try:
-            routing = self._routing(self._found())
+            routing = self._found()
         except Unreachable:
-            return {}
-        return {} if routing is None else routing.fields(session)
+            return None
+        return routing.carries(about) if isinstance(routing, Routing) else None
 
     def ended(self, session: str, *, tokens: int, cached_tokens: int | None) -> None:
-        routing = self._routing(self._adapter)
-        if routing is not None:
-            routing.ended(session, tokens=tokens, cached_tokens=cached_tokens)
+        if isinstance(self._adapter, Routing):
+            self._adapter.ended(session, tokens=tokens, cached_tokens=cached_tokens)
 
-    def _routing(self, adapter: Adapter | None) -> Routing | None:
-        return adapter if isinstance(adapter, Routing) else None
+    def cached_by(self, usage: Any) -> Mapping[str, int] | None:
+        return self._adapter.cached_by(usage) if isinstance(self._adapter, Telling) else None
 
     def _found(self) -> Adapter | None:
-        with self._lock:
-            if not self._asked:
-                kind = probe(self._base_url, api_key=self._key)
-                if kind == "llama.cpp":
-                    from agentkv.adapters.llamacpp import LlamaCpp
-
-                    self._adapter = LlamaCpp(self._base_url, api_key=self._key, clock=self._clock)
-                self._asked = True
+        """The adapter, if there is one; asks the endpoint what it is where that is not known and not asked just now."""
+        if self._asked:
             return self._adapter
+        with self._lock:
+            if self._asked:
+                return self._adapter
+            now_s = self._clock.now_s()
+            if now_s < self._again_s:
+                raise Unreachable(f"not asked again yet: {self._why}")
+            try:
+                known = self._identified()
+            except Unreachable as error:
+                self._again_s, self._why = self._clock.now_s() + self._pause_s, str(error)
+                self._pause_s = min(2 * self._pause_s, _MOST_AGAIN_S)
+                raise
+            self._known = known
+            self._adapter = adapter_for(known, self._base_url, api_key=self._key, clock=self._clock)
+            self._asked = True
+        for hear in self._knows:
+            hear(known)
+        return self._adapter
+
+    def _identified(self) -> Known:
+        named = provider(self._base_url) if self._engine == "auto" else self._engine
+        if named is not None:
+            return Known(engine=named)
+        known = identify(self._base_url, api_key=self._key)
+        if self._endpoints is None:
+            return known
+        return self._endpoints.learned(
+            self._base_url,
+            known,
+            api_key=self._key if self._probe_priority else None,
+            probe_priority=self._probe_priority,
+        )

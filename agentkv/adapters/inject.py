@@ -9,31 +9,24 @@ installed openai package builds on.
 
 from __future__ import annotations
 
+import importlib
 import json
 import re
 import threading
-from collections.abc import Callable, Generator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import AsyncIterator, Callable, Generator, Iterator, Mapping
 from typing import Any
 
 from agentkv import log
+from agentkv.adapters.base import Extra
+
+__all__ = ["Extra", "Injector", "injecting_async_client", "injecting_client", "merged", "spliced"]
 
 _REFUSED = frozenset({400, 422})
 _FINE = 300
+_BYTES_PER_TOKEN = 4
 _HEADER = re.compile(r"[A-Za-z0-9-]+")
 _VALUE = re.compile(r"[\x21-\x7e](?:[\x20-\x7e]*[\x21-\x7e])?")
 _MODEL_CALLS = ("/chat/completions", "/completions", "/responses", "/messages")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Extra:
-    """What a request is to carry beside what the user wrote. `priority` goes out only where `priority_ok` says so:
-    elsewhere a stock server refuses the whole request.
-    """
-
-    body: Mapping[str, Any] = field(default_factory=dict)
-    headers: Mapping[str, str] = field(default_factory=dict)
-    priority_ok: bool = False
 
 
 def merged(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> dict[str, Any]:
@@ -45,11 +38,29 @@ def merged(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> dict[str, Any]
     return result
 
 
-class Injector:
-    """Adds what `extra()` says, which is asked for each request, on the thread or task that sends it. Thread-safe."""
+Asked = Callable[[Any], Extra | None]
 
-    def __init__(self, extra: Callable[[], Extra | None]) -> None:
+
+class Injector:
+    """Adds what `extra(request)` says, which is asked for each request, on the thread or task that sends it. Thread-safe.
+
+    `flow` may be given an Extra of its own instead. `on_refused(origin, names)` hears what a server does not take,
+    `ended(extra, tokens)` when a request that carried something is over, with about so many tokens in its prompt.
+    `may_wait()`: whether `extra` may block, so that an event loop must not ask it.
+    """
+
+    def __init__(
+        self,
+        extra: Asked | None = None,
+        *,
+        on_refused: Callable[[str, frozenset[str]], None] | None = None,
+        ended: Callable[[Extra, int], None] | None = None,
+        may_wait: Callable[[], bool] | None = None,
+    ) -> None:
         self._extra = extra
+        self._on_refused = on_refused
+        self._ended = ended
+        self._may_wait = may_wait
         self._lock = threading.Lock()
         self._refused: dict[str, frozenset[str]] = {}
         self._accepted: set[tuple[str, frozenset[str]]] = set()
@@ -58,13 +69,43 @@ class Injector:
         """The fields that this server (`http://host:port`) was found not to take."""
         return self._refused.get(origin, frozenset())
 
-    def flow(self, request: Any) -> Generator[Any, Any, Any]:
+    def refuse(self, origin: str, names: frozenset[str]) -> None:
+        """From now on these fields are left out for this server."""
+        with self._lock:
+            self._refused[origin] = self.refused(origin) | names
+
+    def copy(
+        self,
+        extra: Asked,
+        *,
+        ended: Callable[[Extra, int], None] | None = None,
+        may_wait: Callable[[], bool] | None = None,
+    ) -> Injector:
+        """Another one that shares what is known of servers."""
+        other = Injector(extra, on_refused=self._on_refused, ended=ended, may_wait=may_wait)
+        other._lock, other._refused, other._accepted = self._lock, self._refused, self._accepted
+        return other
+
+    def may_wait(self) -> bool:
+        """Whether asking what a request is to carry may take longer than an event loop has."""
+        return self._may_wait is not None and self._may_wait()
+
+    def ended(self, request: Any, extra: Extra | None) -> None:
+        """The request is over, whatever became of it. Never raises."""
+        if self._ended is None or extra is None:
+            return
+        try:
+            self._ended(extra, int(request.headers.get("content-length") or 0) // _BYTES_PER_TOKEN)
+        except Exception as error:
+            log.failed("injection_failed", error=type(error).__name__)
+
+    def flow(self, request: Any, extra: Extra | None) -> Generator[Any, Any, Any]:
         """Yields requests to send and is sent their responses (a refusal's body already read); returns the one that counts."""
-        told, names = self._told(request)
+        told, names = self._told(request, extra)
         response = yield told
         if not names:
             return response
-        origin = _origin(request)
+        origin = origin_of(request)
         if response.status_code < _FINE:
             self._accepted.add((origin, names))
             return response
@@ -74,24 +115,34 @@ class Injector:
         if not named and (origin, names) in self._accepted:
             return response  # these it has taken before: the user's own mistake
         left_out = named or names
-        again, _ = self._told(request, without=left_out)
+        again, _ = self._told(request, extra, without=left_out)
         second = yield again
         if named or second.status_code < _FINE:
-            with self._lock:
-                self._refused[origin] = self.refused(origin) | left_out
+            self.refuse(origin, left_out)
             log.warn_once("fields_refused", origin=origin, fields=sorted(left_out), note="left out from now on")
+            if self._on_refused is not None:
+                self._on_refused(origin, left_out)
             return second
         return response  # it was not us: the first answer speaks of the user's whole request
 
-    def _told(self, request: Any, *, without: frozenset[str] = frozenset()) -> tuple[Any, frozenset[str]]:
+    def asked(self, request: Any) -> Extra | None:
+        """What this request is to carry; may block where `may_wait()`. Never raises."""
+        if self._extra is None or request.method != "POST" or not request.url.path.endswith(_MODEL_CALLS):
+            return None
+        try:
+            return self._extra(request)
+        except Exception as error:
+            log.failed("injection_failed", error=type(error).__name__)
+            return None
+
+    def _told(
+        self, request: Any, extra: Extra | None, *, without: frozenset[str] = frozenset()
+    ) -> tuple[Any, frozenset[str]]:
         """The request with what it is to carry, and the body fields that were added; as it was if there are none."""
         try:
-            if request.method != "POST" or not request.url.path.endswith(_MODEL_CALLS):
+            if extra is None or request.method != "POST" or not request.url.path.endswith(_MODEL_CALLS):
                 return request, frozenset()
-            extra = self._extra()
-            if extra is None:
-                return request, frozenset()
-            unwanted = self.refused(_origin(request)) | without
+            unwanted = self.refused(origin_of(request)) | without
             body = {name: value for name, value in extra.body.items() if name not in unwanted}
             if not extra.priority_ok:
                 body.pop("priority", None)
@@ -99,9 +150,10 @@ class Injector:
                 name: value for name, value in extra.headers.items()
                 if name not in request.headers and _HEADER.fullmatch(name) and _VALUE.fullmatch(value)
             }  # fmt: skip
-            if not body and not headers:
+            content, marks = (None, frozenset[str]()) if extra.marks & unwanted else self._shaped(request, extra)
+            if not body and not headers and content is None:
                 return request, frozenset()
-            content = spliced(request.read(), body)
+            content = spliced(request.read() if content is None else content, body)
             if content is None:
                 return request, frozenset()
             for name in ("content-length", "transfer-encoding"):
@@ -111,10 +163,20 @@ class Injector:
             made = type(request)(
                 request.method, request.url, headers=kept, content=content, extensions=request.extensions
             )
-            return made, frozenset(body)
+            return made, frozenset(body) | marks
         except Exception as error:
             log.failed("injection_failed", error=type(error).__name__)
             return request, frozenset()
+
+    def _shaped(self, request: Any, extra: Extra) -> tuple[bytes | None, frozenset[str]]:
+        """The body that the adapter makes of the user's, and the names that it brings; None where it changes nothing."""
+        if extra.shape is None:
+            return None, frozenset()
+        theirs = json.loads(request.read())
+        shaped = extra.shape(request.url.path, theirs) if isinstance(theirs, dict) else None
+        if shaped is None:
+            return None, frozenset()
+        return json.dumps(shaped, separators=(",", ":"), ensure_ascii=False).encode(), extra.marks
 
 
 def spliced(content: bytes, ours: Mapping[str, Any]) -> bytes | None:
@@ -136,21 +198,29 @@ def spliced(content: bytes, ours: Mapping[str, Any]) -> bytes | None:
 
 
 def injecting_client(injector: Injector, **options: Any) -> Any:
-    """An HTTP client for `openai.OpenAI(http_client=...)`; `options` are the HTTP library's own."""
+    """An HTTP client for `openai.OpenAI(http_client=...)` and its like; `options` are the HTTP library's own."""
     import openai
 
     class Injecting(openai.DefaultHttpxClient):
         def send(self, request: Any, **how: Any) -> Any:
-            flow = injector.flow(request)
-            told = next(flow)
-            while True:
-                response = super().send(told, **how)
-                if response.status_code in _REFUSED:
-                    response.read()
-                try:
-                    told = flow.send(response)
-                except StopIteration as end:
-                    return end.value
+            extra = injector.asked(request)
+            if extra is None:
+                return super().send(request, **how)
+            over = _Once(lambda: injector.ended(request, extra))
+            try:
+                flow = injector.flow(request, extra)
+                told = next(flow)
+                while True:
+                    response = super().send(told, **how)
+                    if response.status_code in _REFUSED:
+                        response.read()
+                    try:
+                        told = flow.send(response)
+                    except StopIteration as end:
+                        return _watched(end.value, over)
+            except BaseException:
+                over()
+                raise
 
     return Injecting(**options)
 
@@ -161,20 +231,76 @@ def injecting_async_client(injector: Injector, **options: Any) -> Any:
 
     class Injecting(openai.DefaultAsyncHttpxClient):
         async def send(self, request: Any, **how: Any) -> Any:
-            flow = injector.flow(request)
-            told = next(flow)
-            while True:
-                response = await super().send(told, **how)
-                if response.status_code in _REFUSED:
-                    await response.aread()
-                try:
-                    told = flow.send(response)
-                except StopIteration as end:
-                    return end.value
+            if injector.may_wait():
+                import anyio.to_thread
+
+                extra = await anyio.to_thread.run_sync(injector.asked, request)
+            else:
+                extra = injector.asked(request)
+            if extra is None:
+                return await super().send(request, **how)
+            over = _Once(lambda: injector.ended(request, extra))
+            try:
+                flow = injector.flow(request, extra)
+                told = next(flow)
+                while True:
+                    response = await super().send(told, **how)
+                    if response.status_code in _REFUSED:
+                        await response.aread()
+                    try:
+                        told = flow.send(response)
+                    except StopIteration as end:
+                        return _watched(end.value, over)
+            except BaseException:
+                over()
+                raise
 
     return Injecting(**options)
 
 
-def _origin(request: Any) -> str:
+class _Once:
+    def __init__(self, work: Callable[[], None]) -> None:
+        self._work: Callable[[], None] | None = work
+
+    def __call__(self) -> None:
+        work, self._work = self._work, None
+        if work is not None:
+            work()
+
+
+def _watched(response: Any, over: _Once) -> Any:
+    """The response, which tells `over` when it is closed."""
+    if response.is_closed:
+        over()
+        return response
+    library = importlib.import_module(type(response).__module__.partition(".")[0])
+    stream = response.stream
+
+    class Watched(library.SyncByteStream, library.AsyncByteStream):  # type: ignore[name-defined, misc]
+        def __iter__(self) -> Iterator[bytes]:
+            yield from stream
+
+        async def __aiter__(self) -> AsyncIterator[bytes]:
+            async for piece in stream:
+                yield piece
+
+        def close(self) -> None:
+            try:
+                stream.close()
+            finally:
+                over()
+
+        async def aclose(self) -> None:
+            try:
+                await stream.aclose()
+            finally:
+                over()
+
+    response.stream = Watched()
+    return response
+
+
+def origin_of(request: Any) -> str:
+    """Where a request goes: scheme, host and port."""
     url = request.url
     return f"{url.scheme}://{url.host}:{url.port or ''}"

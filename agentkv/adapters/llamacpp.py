@@ -17,12 +17,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from agentkv import log
-from agentkv.adapters.base import DeliveryReceipt, Outcome, Unreachable
+from agentkv.adapters.base import DeliveryReceipt, Extra, Outcome, Unreachable
 from agentkv.adapters.http import Endpoint
+from agentkv.adapters.probe import Known
 from agentkv.adapters.slots import SlotPool, Step
 from agentkv.clock import Clock, SystemClock
 from agentkv.core.forecast import Forecast, last_of
-from agentkv.core.hint import Hint, HintKind
+from agentkv.core.hint import Hint, HintKind, SessionFacts
 from agentkv.core.residency import Action, Policy, Residency
 from agentkv.core.task import UNATTRIBUTED
 from agentkv.policy.hazard import hazard
@@ -48,10 +49,12 @@ class _Wait:
 
 
 class LlamaCpp:
-    """One server. `deliver`, `tick` and `reset` by one thread; `fields` and `ended` from any."""
+    """One server. `deliver`, `tick` and `reset` by one thread; `carries` and `ended` from any."""
 
     name = "llama.cpp"
     patience_s = 5.0
+    waits = True
+    """`carries` may wait for a slot, so an event loop must not ask it."""
 
     def __init__(
         self,
@@ -60,6 +63,7 @@ class LlamaCpp:
         api_key: str = "",
         policy: Policy | None = None,
         clock: Clock | None = None,
+        known: Known | None = None,  # noqa: ARG002  nothing depends on a version yet
         room_s: float = ROOM_S,
     ) -> None:
         self._server = Endpoint(base_url, api_key=api_key)
@@ -144,7 +148,12 @@ class LlamaCpp:
 
     # -- calls
 
+    def carries(self, about: SessionFacts) -> Extra | None:
+        fields = self.fields(about.session)
+        return Extra(body=fields) if fields else None
+
     def fields(self, session: str) -> Mapping[str, Any]:
+        """The slot of this session's next call, once its context is there; nothing where it takes any."""
         with self._turn:
             try:
                 self._connected(CONNECT_S)

@@ -2,7 +2,7 @@
 
 Covers chat completions, streamed and whole, on a loopback port, what was asked of it, and the faults of real servers. The
 answers are scripted. Further routes of a foreign engine are functions given in `routes`. For tests, yours too; not for
-serving.
+serving. What is refused, and in which words, is in `strict_rules.py`.
 """
 
 from __future__ import annotations
@@ -14,30 +14,10 @@ from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, Literal, Self
 
-CHAT_FIELDS = frozenset(
-    [
-        "messages",
-        "model",
-        "stream",
-        "stream_options",
-        "temperature",
-        "top_p",
-        "max_tokens",
-        "max_completion_tokens",
-        "stop",
-        "seed",
-        "tools",
-        "tool_choice",
-        "n",
-        "user",
-        "presence_penalty",
-        "frequency_penalty",
-        "response_format",
-        "parallel_tool_calls",
-    ]
-)
-"""What the oldest OpenAI-compatible servers understand."""
-Fault = Literal["", "hang", "html", "close", "endless", "lie"]
+from agentkv.adapters.strict_rules import CHAT_FIELDS, Dialect, refusal
+
+__all__ = ["CHAT_FIELDS", "Asked", "Dialect", "Fault", "Route", "StrictServer"]
+Fault = Literal["", "hang", "html", "close", "endless", "drip", "nonsense", "lie"]
 Route = Callable[[Mapping[str, Any]], tuple[int, Any]]
 """A request's JSON body in, a status and a JSON answer out."""
 
@@ -57,15 +37,20 @@ class StrictServer:
     """Use as a context manager; `url` ends in `/v1`.
 
     `accepts`: the fields of a chat request. `status`: what an unknown one is answered with. `names_fields`: whether that
-    answer says which. `fault`: what every answer is like from now on: a hanging connection, an HTML page, a closed socket,
-    an answer without end, or usage that cannot be true.
+    answer says which. `dialect`: "dynamo" and "vllm" refuse what those engines refuse, as they say it, and say who they
+    are where they are asked; `priorities`: vLLM with priority scheduling. `fault`: what every answer is like from now on
+    (only on paths that hold `fault_at`): a hanging connection, an HTML page, a closed socket, an answer without end or
+    drop by drop, JSON of another shape, or usage that cannot be true.
     """
 
     accepts: Iterable[str] = CHAT_FIELDS
     answer: str = "ok"
     status: int = 400
     names_fields: bool = True
+    dialect: Dialect = "openai"
+    priorities: bool = False
     fault: Fault = ""
+    fault_at: str = ""
     routes: Mapping[str, Route] = field(default_factory=dict)
     asked: list[Asked] = field(default_factory=list)
     rejected: int = 0
@@ -119,28 +104,33 @@ class StrictServer:
             return _send(http, 400, {"error": {"message": "no JSON object"}})
         headers = {name.lower(): value for name, value in http.headers.items()}
         self.asked.append(Asked(method=method, path=http.path, headers=headers, body=body))
-        if self.fault in ("hang", "html", "close", "endless"):
-            return self._faulty(http)
         path = http.path
+        if self.fault not in ("", "lie") and self.fault_at in path:
+            return self._faulty(http)
         route = self.routes.get(f"{method} {path}") or self.routes.get(f"{method} {path.partition('?')[0]}")
+        route = route or _IDENTITY.get((self.dialect, f"{method} {path}"))
         if route is not None:
             return _send(http, *route(body))
         if method == "POST" and path.endswith("/chat/completions"):
-            return self._chat(http, body)
+            return self._chat(http, body, headers)
         return _send(http, 404, {"error": {"message": f"no route {method} {path}"}})
 
-    def _chat(self, http: BaseHTTPRequestHandler, body: Mapping[str, Any]) -> None:
-        unknown = sorted(set(body) - set(self.accepts))
-        if unknown:
+    def _chat(self, http: BaseHTTPRequestHandler, body: Mapping[str, Any], headers: Mapping[str, str]) -> None:
+        refused = refusal(
+            self.dialect, body, headers, accepts=frozenset(self.accepts), priorities=self.priorities,
+            names_fields=self.names_fields,
+        )  # fmt: skip
+        if refused is not None:
             self.rejected += 1
-            names = ", ".join(unknown) if self.names_fields else "something"
-            error = {"message": f"Unrecognized request argument supplied: {names}", "type": "invalid_request_error"}
-            return _send(http, self.status, {"error": error})
+            return _send(http, self.status, refused)
         prompt = len(json.dumps(body.get("messages"))) // 4
         usage = {"prompt_tokens": prompt, "completion_tokens": 1, "total_tokens": prompt + 1}
         if self.fault == "lie":
             usage |= {"prompt_tokens": -5, "prompt_tokens_details": {"cached_tokens": 10**12}}  # type: ignore[dict-item]
         shared = {"id": "c-1", "created": 0, "model": body.get("model", "strict")}
+        if self.dialect == "dynamo" and "extra_fields" in (body.get("nvext") or {}):
+            timing = {"ttft_ms": 4.0, "kv_hit_rate": 0.5, "router_queue_depth": 0}
+            shared |= {"nvext": {"worker_id": {"decode_worker_id": 7}, "timing": timing}}
         if not body.get("stream"):
             message = {"role": "assistant", "content": self.answer}
             choice = {"index": 0, "message": message, "finish_reason": "stop"}
@@ -162,14 +152,28 @@ class StrictServer:
         http.close_connection = True
         if self.fault == "html":
             _raw(http, 200, "text/html", b"<html><body>Sign in</body></html>")
+        elif self.fault == "nonsense":
+            _send(http, 200, [None, {"choices": {"0": 1}, "usage": [-1], "data": "x", "endpoints": 7}, 1e308])
         elif self.fault == "hang":
             self._over.wait(60)
-        elif self.fault == "endless":
+        elif self.fault in ("endless", "drip"):
             http.send_response(200)
             http.send_header("content-type", "application/json")
             http.end_headers()
-            while not self._over.is_set():
-                http.wfile.write(b'"' + b"a" * 65_536)
+            drop, pause_s = (b" ", 0.05) if self.fault == "drip" else (b'"' + b"a" * 65_536, 0.0)
+            while not self._over.wait(pause_s):
+                http.wfile.write(drop)
+
+
+_IDENTITY: Mapping[tuple[Dialect, str], Route] = {
+    ("dynamo", "GET /health"): lambda _: (
+        200,
+        {"status": "healthy", "endpoints": ["dyn://d.b.generate"], "instances": []},
+    ),
+    ("dynamo", "GET /v1/models"): lambda _: (200, {"object": "list", "data": [{"id": "m", "object": "model"}]}),
+    ("vllm", "GET /version"): lambda _: (200, {"version": "0.33.0"}),
+    ("vllm", "GET /v1/models"): lambda _: (200, {"object": "list", "data": [{"id": "m", "object": "model"}]}),
+}
 
 
 def _send(http: BaseHTTPRequestHandler, status: int, answer: Any) -> None:

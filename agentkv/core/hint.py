@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from agentkv.core.forecast import Forecast
+from agentkv.core.task import UNATTRIBUTED
 
 
 class HintKind(StrEnum):
@@ -32,7 +33,10 @@ class ToolStatus(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolFacts:
-    """What is said about a tool call. Never its arguments: `command` is at most the first command word and a sub-command."""
+    """What is said about a tool call. Never its arguments: `command` is at most the first command word and a sub-command.
+
+    `n_parallel`: how many calls of its session run now, this one included.
+    """
 
     call_id: str
     tool: str
@@ -42,6 +46,29 @@ class ToolFacts:
     expect_s: float | None = None
     progress: float | None = None
     elapsed_s: float = 0.0
+    n_parallel: int = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SessionFacts:
+    """What is known of a session and of its next call.
+
+    `parent`: the session that it was sent from. `turn` counts its calls, `tokens` is its context after the last one.
+    `priority` is -100..100, higher is more important. `osl`: output tokens to expect, None before a first answer.
+    `load_s`: how long its context takes to compute anew, None where no call has shown it. `purpose`: of the call.
+    """
+
+    session: str
+    task: str = UNATTRIBUTED
+    parent: str = ""
+    turn: int = 0
+    tokens: int = 0
+    model: str = ""
+    salt: str = ""
+    priority: int = 0
+    osl: int | None = None
+    load_s: float | None = None
+    purpose: str = "answer"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,3 +85,4 @@ class Hint:
     call: ToolFacts | None = None
     wait: Forecast | None = None
     final: bool = False
+    about: SessionFacts | None = None

@@ -137,7 +137,7 @@ class RemoteEngine:
             api_key=self._key or "none",
             timeout=timeout_s,
             max_retries=max_retries,
-            http_client=noting_async_client(_note, _refuses),
+            http_client=noting_async_client(_note, _refuses, _flow),
         )
         self._max_tokens_field = max_tokens_field
         self._count = count or partial(count_text, model=model)
@@ -166,7 +166,7 @@ class RemoteEngine:
         refuse_unless(request, PASSED_ON, engine="a remote engine")
         cancels: list[Callable[[], None]] = []
         stream = Stream(on_cancel=lambda: cancels[0]())  # noqa: PLW0108  it is empty until the call is spawned
-        call, submitted_s = _Call(), self._clock.now_s()
+        call, submitted_s = _Call(repeating=repeating.get()), self._clock.now_s()
         stream.spent = lambda: self._spent(request, call)  # from now on: nothing, until it is sent
         with self._lock:
             if self._closed:

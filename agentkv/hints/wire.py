@@ -105,20 +105,23 @@ class WireHint:
 
     @classmethod
     def of(cls, hint: Hint, **known: Any) -> Self:
-        """The wire form of `hint`; `known` are parts that the hint does not hold (parent, turn, next, ctx, keep).
+        """The wire form of `hint`, with what it knows about its session; `known` are parts that count instead, or more (keep).
 
         A hint without a session is its task's. A wait is told from now on: what has passed is taken off.
         """
         call = wait = None
         if hint.call is not None:
-            call = WireCall(id=safe(hint.call.call_id), tool=safe(hint.call.tool), attempt=max(1, hint.call.attempt))
+            call = WireCall(
+                id=safe(hint.call.call_id), tool=safe(hint.call.tool), attempt=max(1, hint.call.attempt),
+                n_parallel=max(1, hint.call.n_parallel),
+            )  # fmt: skip
             if hint.wait is not None:
                 wait = WireWait.of(hint.wait.after(hint.call.elapsed_s))
         elif hint.wait is not None:
             wait = WireWait.of(hint.wait)
         made = cls(
             id=safe(hint.id), kind=hint.kind, ts_ms=max(0, hint.ts_ms), session=safe(hint.session or hint.task),
-            final=hint.final, call=call, wait=wait,
+            final=hint.final, call=call, wait=wait, **_about(hint),
         )  # fmt: skip
         return replace(made, **known) if known else made
 
@@ -167,6 +170,19 @@ class WireHint:
             "action_id": name, "action_type": ACTION[0], "action_version": ACTION[1], "payload": self.to_json(),
         }  # fmt: skip
         return {"protocol_version": ENVELOPE_VERSION, "message_id": name, "actions": [action]}
+
+
+def _about(hint: Hint) -> dict[str, Any]:
+    """The parts that the hint's session gives."""
+    about = hint.about
+    if about is None:
+        return {}
+    parts: dict[str, Any] = {"parent": safe(about.parent), "next": WireNext(priority=about.priority, osl=about.osl)}
+    if about.turn:
+        parts["turn"] = about.turn
+    if about.model or about.tokens or about.salt:
+        parts["ctx"] = WireContext(model=safe(about.model, _MODEL), tokens=about.tokens, salt=safe(about.salt))
+    return parts
 
 
 def read(body: Any) -> WireHint | None:

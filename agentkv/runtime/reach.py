@@ -17,6 +17,7 @@ from agentkv.adapters.base import Adapter, DeliveryReceipt, Outcome
 from agentkv.clock import Clock
 from agentkv.core.hint import Hint, HintKind
 from agentkv.runtime.emit import Emitter
+from agentkv.runtime.routes import Route
 
 DEADLINE_S = 0.05
 """A hint that is older is not worth telling, unless its adapter is more patient."""
@@ -197,13 +198,24 @@ class _Nobody:
 
 def reach_for(engine: Any, emitter: Emitter, clock: Clock) -> Reaching:
     """Hints and requests of a remote engine reach whatever is at its address; of another engine, nobody."""
-    endpoint: Mapping[str, str] | None = getattr(engine, "endpoint", None)
+    endpoint: Mapping[str, Any] | None = getattr(engine, "endpoint", None)
     if endpoint is None:
         return _Nobody()
     from agentkv.adapters.found import Found
+    from agentkv.adapters.inject import Injector
+    from agentkv.adapters.probe import Endpoints, origin
+    from agentkv.runtime.ratefiles import rates_folder
 
-    found = Found(endpoint["base_url"], api_key=endpoint["api_key"], clock=clock)
-    engine.routing = found
+    address, endpoints = endpoint["base_url"], Endpoints(rates_folder().parent)
+    emitter.book.salt = endpoint.get("salt", "")
+    found = Found(
+        address, api_key=endpoint["api_key"], clock=clock, engine=endpoint.get("engine", "auto"), endpoints=endpoints,
+        probe_priority=endpoint.get("probe", False),
+    )  # fmt: skip
+    injector = Injector(on_refused=lambda _origin, names: found.refused(names))
+    found.on_known(lambda known: injector.refuse(origin(address), frozenset(known.refused)))
+    route = Route(found, book=emitter.book, injector=injector)
+    engine.routing = route
     reach = Reach(found, clock=clock)
     emitter.subscribe(reach.tell)
     return reach

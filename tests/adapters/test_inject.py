@@ -25,7 +25,7 @@ def ask(request):
 
     def call(server, extra, **fields):
         given_extra[id(server)] = extra
-        injector = injectors.setdefault(id(server), Injector(lambda: given_extra[id(server)]))
+        injector = injectors.setdefault(id(server), Injector(lambda _: given_extra[id(server)]))
         shared = {"base_url": server.url, "api_key": "k", "max_retries": 0}
         arguments = {"model": "m", "messages": MESSAGES, **fields}
         if request.param == "sync":
@@ -146,7 +146,7 @@ def test_an_extra_that_fails_changes_nothing(ask, caplog):
 def test_other_requests_are_left_alone():
     """Only model calls carry what a model call is to carry."""
     with StrictServer(routes={"GET /v1/models": lambda _: (200, {"object": "list", "data": []})}) as server:
-        injector = Injector(lambda: Extra(headers={"X-Session-ID": "s"}))
+        injector = Injector(lambda _: Extra(headers={"X-Session-ID": "s"}))
         with openai.OpenAI(base_url=server.url, api_key="k", http_client=injecting_client(injector)) as client:
             client.models.list()
         assert "x-session-id" not in server.asked[0].headers

@@ -8,11 +8,11 @@ import time
 import pytest
 
 from agentkv import AgentKV, Message, Request, Sampling, ScriptedEngine
-from agentkv.adapters.base import DeliveryReceipt, Outcome
+from agentkv.adapters.base import DeliveryReceipt, Outcome, Unreachable
 from agentkv.adapters.found import Found, probe
 from agentkv.adapters.strict import StrictServer
 from agentkv.clock import ManualClock, SystemClock
-from agentkv.core.hint import Hint, HintKind
+from agentkv.core.hint import Hint, HintKind, SessionFacts
 from agentkv.runtime import reach as reach_module
 from agentkv.runtime.reach import Reach, reach_for
 
@@ -62,6 +62,11 @@ def until(condition, seconds=5.0):
     while not condition() and time.monotonic() < ends:
         time.sleep(0.002)
     assert condition()
+
+
+def carried(found, session):
+    extra = found.carries(SessionFacts(session=session))
+    return None if extra is None else extra.body
 
 
 @pytest.fixture
@@ -203,9 +208,9 @@ def test_what_answers_is_asked_once(llama):
     """A llama.cpp server is known by its own words."""
     assert "llama.cpp" == probe(llama.url)
     found = Found(llama.url, clock=SystemClock())
-    assert {"id_slot": 0} == found.fields("a")
+    assert {"id_slot": 0} == carried(found, "a")
     found.ended("a", tokens=5, cached_tokens=None)
-    found.fields("b")
+    carried(found, "b")
     assert 2 == sum(asked.path == "/props" for asked in llama.asked)
     found.close()
 
@@ -215,25 +220,43 @@ def test_an_unknown_server_is_left_alone():
     with StrictServer() as server:
         found = Found(server.url, clock=SystemClock())
         assert Outcome.UNSUPPORTED is found.deliver(hint(1), 1.0).outcome
-        assert {} == found.fields("a")
+        assert None is carried(found, "a")
+        probed = len(server.asked)
         found.deliver(hint(2), 1.0)
-        assert 1 == len(server.asked)
+        assert probed == len(server.asked)
+        assert {"GET"} == {asked.method for asked in server.asked}
 
 
-@pytest.mark.parametrize("host", ["api.openai.com", "eu.api.anthropic.com", "x.openai.azure.com"])
-def test_hosted_endpoints_are_never_probed(host):
-    """There is nothing to be found, and it is not our business to knock."""
-    assert "" == probe(f"https://{host}/v1", within_s=0.001)
+@pytest.mark.parametrize(
+    ("host", "engine"),
+    [
+        ("api.openai.com", "openai"),
+        ("eu.api.anthropic.com", "anthropic"),
+        ("x.openai.azure.com", ""),
+        ("notopenai.com.invalid", None),
+    ],
+)
+def test_hosted_endpoints_are_never_probed(host, engine):
+    """Their address says what they are, and it is not our business to knock."""
+    if engine is None:
+        with pytest.raises(Unreachable):
+            probe(f"https://{host}/v1", within_s=0.001)
+    else:
+        assert engine == probe(f"https://{host}/v1", within_s=0.001)
 
 
-def test_a_server_that_does_not_answer_yet_is_asked_again(llama):
-    """It may be starting."""
-    found = Found(llama.url, clock=SystemClock())
+def test_a_server_that_does_not_answer_yet_is_asked_again(llama, clock):
+    """It may be starting. Hints ask it, ever more rarely; no call waits for that a second time."""
+    found = Found(llama.url, clock=clock)
     llama.fault = "close"
     assert Outcome.FAILED is found.deliver(hint(1), 1.0).outcome
-    assert {} == found.fields("a")
+    assert None is carried(found, "a")
     llama.fault = ""
-    assert {"id_slot": 0} == found.fields("a")
+    assert Outcome.FAILED is found.deliver(hint(2), 1.0).outcome  # not so soon
+    assert None is carried(found, "a")
+    clock.advance(1.1)
+    found.deliver(hint(3), 1.0)
+    assert {"id_slot": 0} == carried(found, "a")
     found.close()
 
 

@@ -8,28 +8,32 @@ import time
 import pytest
 
 from agentkv import Message, Request
+from agentkv.adapters.base import Extra
 from agentkv.adapters.strict import CHAT_FIELDS, StrictServer
 from agentkv.core.task import Caller
 from agentkv.engine.remote import RemoteEngine
+from agentkv.runtime.routes import Route
 
 REQUEST = Request(messages=(Message(role="user", content="hello"),), caller=Caller(task="t"))
 
 
 class Slots:
-    """A routing that gives `given`, and notes what ends; `gate` holds it up."""
+    """An adapter that gives `given` to each call, and notes what ends; `gate` holds it up."""
 
     def __init__(self, given):
         self.given, self.ends, self.error = given, [], None
+        self.about = []
         self.gate = threading.Event()
         self.gate.set()
         self.asked = threading.Event()
 
-    def fields(self, session):
+    def carries(self, about):
         self.asked.set()
+        self.about.append(about)
         self.gate.wait(5)
         if self.error is not None:
             raise self.error
-        return self.given
+        return Extra(body=self.given) if self.given else None
 
     def ended(self, session, *, tokens, cached_tokens):
         self.ends.append((session, tokens > 0))
@@ -57,42 +61,47 @@ def until(condition):
 
 def test_a_call_carries_the_fields_and_ends_before_its_answer_is_there(engine, server):
     """Whoever has the answer may call again at once, and finds the slot idle."""
-    engine.routing = Slots({"id_slot": 3})
+    slots = Slots({"id_slot": 3})
+    engine.routing = Route(slots)
     engine.submit(REQUEST).result(10)
-    assert [("t", True)] == engine.routing.ends
+    assert [("t", True)] == slots.ends
     assert 3 == server.asked[-1].body["id_slot"]
 
 
 def test_a_call_that_was_given_nothing_has_nothing_to_end(engine, server):
     """It goes as it is."""
-    engine.routing = Slots({})
+    slots = Slots({})
+    engine.routing = Route(slots)
     engine.submit(REQUEST).result(10)
-    assert [] == engine.routing.ends
+    assert [] == slots.ends
     assert "id_slot" not in server.asked[-1].body
 
 
 def test_a_routing_that_fails_costs_the_call_nothing(engine):
     """A log line and a counter."""
-    engine.routing = Slots({"id_slot": 0})
-    engine.routing.error = ValueError("broken")
+    slots = Slots({"id_slot": 0})
+    engine.routing = Route(slots)
+    slots.error = ValueError("broken")
     assert "ok" == engine.submit(REQUEST).result(10).text
 
 
 def test_a_call_that_fails_gives_back_what_it_got(engine, server):
     """The slot is not busy for ever."""
-    engine.routing = Slots({"id_slot": 0})
+    slots = Slots({"id_slot": 0})
+    engine.routing = Route(slots)
     server.accepts = {"model"}
     with pytest.raises(Exception, match="Unrecognized"):
         engine.submit(REQUEST).result(10)
-    assert [("t", False)] == engine.routing.ends
+    assert [("t", False)] == slots.ends
 
 
 def test_a_call_that_is_cancelled_while_it_waits_for_a_slot_gives_it_back(engine):
     """What it still gets comes back as soon as it is there."""
-    engine.routing = Slots({"id_slot": 0})
-    engine.routing.gate.clear()
+    slots = Slots({"id_slot": 0})
+    engine.routing = Route(slots)
+    slots.gate.clear()
     stream = engine.submit(REQUEST)
-    assert engine.routing.asked.wait(5)
+    assert slots.asked.wait(5)
     stream.cancel()
-    engine.routing.gate.set()
-    until(lambda: [("t", False)] == engine.routing.ends)
+    slots.gate.set()
+    until(lambda: [("t", False)] == slots.ends)

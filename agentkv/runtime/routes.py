@@ -1,0 +1,97 @@
+"""Route: what a remote engine's requests carry, and what is heard of the calls that carried it.
+
+Covers one endpoint: the adapter's Extra for each call, its injection into the HTTP request (user's values win, refused
+fields are left out), and HTTP clients for people's own OpenAI and Anthropic clients. Does not cover hints beside the
+calls (`reach.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from agentkv import log
+from agentkv.adapters.base import Extra, Routing, Telling
+from agentkv.adapters.inject import Injector
+from agentkv.core.task import Caller
+from agentkv.core.usage import Usage
+from agentkv.engine.base import Request
+from agentkv.runtime.sessions import SessionBook, session_of
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Carried:
+    """What a call under way was given."""
+
+    session: str
+    extra: Extra | None
+
+
+class Route:
+    """Implements `engine.remote.Routing` over one adapter. Thread-safe."""
+
+    def __init__(self, adapter: Any, *, book: SessionBook | None = None, injector: Injector | None = None) -> None:
+        self._adapter = adapter
+        self._book = book or SessionBook()
+        self._book.routed = True
+        self._injector = injector or Injector()
+
+    @property
+    def injector(self) -> Injector:
+        """What adds fields to requests, and remembers which were refused."""
+        return self._injector
+
+    def session(self, request: Request) -> str:
+        """The session of a request: its own, else its caller's branch's."""
+        return request.session or session_of(request.caller)
+
+    def opened(self, request: Request, model: str) -> Carried:
+        """The call begins; may wait for its context to be brought back. Never raises."""
+        session = self.session(request)
+        if request.purpose == "answer":
+            self._book.begun(session, request.caller, model=model, priority=request.priority)
+        return Carried(session=session, extra=self._extra(session, request.caller, request.purpose))
+
+    def flow(self, http_request: Any, carried: Carried) -> Generator[Any, Any, Any]:
+        """The HTTP request with what was given; see `Injector.flow`."""
+        return self._injector.flow(http_request, carried.extra)
+
+    def ended(self, carried: Carried, usage: Usage | None) -> Mapping[str, int] | None:
+        """The call is over; `usage` None where it was not answered or nothing was reported. Never raises.
+
+        Where its cached tokens came from, if the engine tells that elsewhere than in its answers.
+        """
+        try:
+            if carried.extra is not None and isinstance(self._adapter, Routing):
+                tokens = 0 if usage is None else usage.total_tokens
+                cached = None if usage is None else usage.cached_tokens
+                self._adapter.ended(carried.session, tokens=tokens, cached_tokens=cached)
+            if usage is not None and isinstance(self._adapter, Telling):
+                return self._adapter.cached_by(usage)
+        except Exception as error:
+            log.failed("routing_failed", error=repr(error))
+        return None
+
+    def for_others(self, caller: Callable[[], Caller]) -> Injector:
+        """An injector for somebody's own client: `caller()` says whose call a request is."""
+
+        def extra(_request: Any) -> Extra | None:
+            who = caller()
+            return self._extra(session_of(who), who, "answer")
+
+        def ended(extra: Extra, tokens: int) -> None:
+            if isinstance(self._adapter, Routing):
+                self._adapter.ended(extra.session, tokens=tokens, cached_tokens=None)
+
+        return self._injector.copy(extra, ended=ended, may_wait=lambda: getattr(self._adapter, "waits", False))
+
+    def _extra(self, session: str, caller: Caller, purpose: str) -> Extra | None:
+        if not isinstance(self._adapter, Routing):
+            return None
+        try:
+            extra = self._adapter.carries(self._book.facts(session, task=caller.task, purpose=purpose))
+        except Exception as error:
+            log.failed("routing_failed", error=repr(error))
+            return None
+        return None if extra is None else replace(extra, session=session)
