@@ -155,8 +155,7 @@ class Bill:
             last_ms=last_ms,
             agent_messages=len(messages),
             agent_message_tokens=sum(message.tokens for message in messages),
-            task_type=next((fact.task_type for fact in (*reversed(outcomes), *reversed(events)) if fact.task_type), "")
-            or next((call.outcome_type for call in reversed(calls) if call.outcome_type), ""),
+            task_type=_type_of(outcomes, events, calls),
             completed=outcomes[-1].completed if outcomes else None,
         )
 
@@ -245,6 +244,13 @@ def _begin_ms(fact: Fact) -> int:
 def _end_ms(fact: Fact) -> int:
     """When a fact's deed was over; a model call is stamped at its start, the others at their end."""
     return fact.at_ms + (round(fact.timing.total_s * 1000) if isinstance(fact, ModelCall) else 0)
+
+
+def _type_of(outcomes: Sequence[OutcomeFact], events: Sequence[TaskFact], calls: Sequence[ModelCall]) -> str:
+    """What was told last: with the outcome, else for the task, else with a call."""
+    told = [fact.task_type for fact in events] + [fact.task_type for fact in outcomes]
+    told = [call.outcome_type for call in calls] + told
+    return next((kind for kind in reversed(told) if kind), "")
 
 
 def _sum_of(calls: Sequence[ModelCall]) -> Usage:

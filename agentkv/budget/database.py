@@ -34,6 +34,7 @@ _MIGRATION_S = 60  # so long a program waits for another one that brings the led
 _SCHEMA_LOCK = 0x61676B76  # one number that all our programs lock in PostgreSQL while they make or change the schema
 _NAMES_PER_QUERY = 500
 _PAGE = 2000
+_NEVER_MS = -(2**62)  # before all facts, whatever their clocks said
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +57,15 @@ class SavedFact:
     kind: str
     at_ms: int
     body: str
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """A task in one run of a program: its row's number, the task's name, and how many facts there are."""
+
+    number: int
+    task: str
+    facts: int
 
 
 def sqlite_url(path: Path) -> str:
@@ -260,6 +270,41 @@ class Database:
         last = _last_fact().label("last")
         query = sa.select(task_table.c.task, last).order_by(last.desc().nulls_last(), task_table.c.saved_ms.desc())
         return list(dict.fromkeys(name_of(text) for text, _ in self._read(query)))
+
+    def runs(self, task: str, since_ms: int | None = None) -> list[str]:
+        """The runs in which the task has facts (from then on)."""
+        spoke = sa.exists().where(
+            fact_table.c.task_id == task_table.c.id, fact_table.c.at_ms >= (_NEVER_MS if since_ms is None else since_ms)
+        )
+        return [run for (run,) in self._read(sa.select(task_table.c.run).where(_called(task), spoke))]
+
+    def spoken(self, since_ms: int | None = None) -> list[list[Run]]:
+        """Tasks with facts (from then on), the one that spoke last first, each as its runs in the order of their start."""
+        mine = sa.select(
+            fact_table.c.task_id, sa.func.count().label("facts"), sa.func.max(fact_table.c.id).label("last")
+        )
+        if since_ms is not None:
+            mine = mine.where(fact_table.c.at_ms >= since_ms)
+        sums = mine.group_by(fact_table.c.task_id).subquery()
+        query = sa.select(task_table.c.id, task_table.c.task, sums.c.facts, sums.c.last)
+        query = query.join(sums, sums.c.task_id == task_table.c.id).order_by(task_table.c.id)
+        tasks: dict[str, list[Run]] = {}
+        last: dict[str, int] = {}
+        for number, text, facts, latest in self._read(query):
+            tasks.setdefault(text, []).append(Run(number, name_of(text), facts))
+            last[text] = max(latest, last.get(text, 0))
+        return [tasks[text] for text in sorted(tasks, key=lambda text: -last[text])]
+
+    def bodies(self, runs: Sequence[Run], since_ms: int | None = None) -> dict[int, list[tuple[str, int, str]]]:
+        """(kind, at_ms, body) of the facts of all these runs in order, by the run's number."""
+        query = sa.select(fact_table.c.task_id, fact_table.c.kind, fact_table.c.at_ms, fact_table.c.body)
+        query = query.where(fact_table.c.task_id.in_([run.number for run in runs]))
+        if since_ms is not None:
+            query = query.where(fact_table.c.at_ms >= since_ms)
+        found: dict[int, list[tuple[str, int, str]]] = {}
+        for number, *row in self._read(query.order_by(fact_table.c.task_id, fact_table.c.seq)):
+            found.setdefault(number, []).append(tuple(row))
+        return found
 
     def pages(self, task: str | None, since_ms: int | None) -> Iterator[list[SavedFact]]:
         """All facts in the order of writing, or a task's run by run, a page at a time.

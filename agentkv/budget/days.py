@@ -41,8 +41,13 @@ def day_start_ms(day: date, zone: tzinfo | None = None) -> int:
 
 
 def zone_name(zone: tzinfo | None) -> str:
-    """As it is told to people: "Asia/Shanghai", or this machine's abbreviations, "CET/CEST"."""
-    return "/".join(dict.fromkeys(time.tzname)) if zone is None else str(zone)
+    """As it is told to people: "Asia/Shanghai", or this machine's, "CET/CEST, UTC+01:00/+02:00": "CST" is four zones."""
+    if zone is not None:
+        return str(zone)
+    names = "/".join(dict.fromkeys(time.tzname[: 1 + time.daylight]))
+    west_s = dict.fromkeys((time.timezone, time.altzone)[: 1 + time.daylight])
+    offsets = "/".join(f"{'-' if s > 0 else '+'}{abs(s) // 3600:02}:{abs(s) % 3600 // 60:02}" for s in west_s)
+    return f"{names}, UTC{offsets}" if any(west_s) or time.daylight else names
 
 
 def days(calls: Iterable[ModelCall], zone: tzinfo | None = None) -> dict[date, Day]:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta, tzinfo
 from decimal import Decimal
+from itertools import groupby
 from typing import Any
 
 from agentkv.budget.bill import Bill
@@ -24,12 +25,13 @@ _TASKS_SHOWN = 50
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Line:
-    """One task."""
+    """One task, all its runs; `outcome` is the last that was told, `wall` that of the last run."""
 
     task: str
     task_type: str
     started_ms: int | None
     outcome: str
+    runs: int
     calls: int
     total_tokens: int
     cost_usd: Decimal | None
@@ -41,6 +43,25 @@ class Line:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Pruned:
+    """Tasks of which only totals are left; they are in no other sum."""
+
+    tasks: int = 0
+    total_tokens: int = 0
+    cost_usd: Decimal = Decimal(0)
+    unpriced_calls: int = 0
+
+    def plus(self, totals: Mapping[str, Any]) -> Pruned:
+        """With one more."""
+        return Pruned(
+            tasks=self.tasks + 1,
+            total_tokens=self.total_tokens + int(totals.get("total_tokens") or 0),
+            cost_usd=self.cost_usd + Decimal(totals.get("cost_usd") or 0),
+            unpriced_calls=self.unpriced_calls + int(totals.get("unpriced_calls") or 0),
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Overview:
     """The lines in the order of the bills, and their sums."""
 
@@ -48,6 +69,7 @@ class Overview:
     types: tuple[Outcomes, ...]
     days: dict[Any, Day]
     zone: tzinfo | None
+    pruned: Pruned = Pruned()
 
     def __str__(self) -> str:
         return render(self)
@@ -66,39 +88,58 @@ class Overview:
                 }
                 for day, one in self.days.items()
             ],
+            "pruned": {
+                "tasks": self.pruned.tasks, "total_tokens": self.pruned.total_tokens,
+                "cost_usd": f"{self.pruned.cost_usd:f}", "unpriced_calls": self.pruned.unpriced_calls,
+            },
         }  # fmt: skip
 
 
-def overview(bills: Iterable[Bill], *, now_ms: int, zone: tzinfo | None = None) -> Overview:
-    """Read the bills one after the other; only what is shown of them is kept."""
+def overview(
+    bills: Iterable[Bill], *, now_ms: int, zone: tzinfo | None = None, pruned: Iterable[Mapping[str, Any]] = ()
+) -> Overview:
+    """Read the bills one after the other; only what is shown of them is kept.
+
+    Neighbouring bills of one task are its runs: one line. `pruned` are the totals of tasks whose facts are gone.
+    """
     lines: list[Line] = []
     calls: list[ModelCall] = []
 
-    def each() -> Iterable[Bill]:
-        for bill in bills:
-            lines.append(_line(bill))
-            calls.extend(bill.calls)
-            yield bill
+    def each() -> Iterator[Bill]:
+        for _, same in groupby(bills, key=lambda bill: bill.task):
+            runs = list(same)
+            lines.append(_line(runs))
+            for bill in runs:
+                calls.extend(bill.calls)
+            yield from runs
 
     types = tuple(outcomes(each(), now_ms=now_ms))
-    return Overview(lines=tuple(lines), types=types, days=days(calls, zone), zone=zone)
+    kept = Pruned()
+    for totals in pruned:
+        kept = kept.plus(totals)
+    return Overview(lines=tuple(lines), types=types, days=days(calls, zone), zone=zone, pruned=kept)
 
 
-def _line(bill: Bill) -> Line:
-    told = {True: "completed", False: "failed", None: "finished" if bill.finished_ms is not None else "open"}
+def _line(runs: Sequence[Bill]) -> Line:
+    last = runs[-1]
+    told = {True: "completed", False: "failed", None: "finished" if last.finished_ms is not None else "open"}
+    outcome = next((bill.completed for bill in reversed(runs) if bill.completed is not None), None)
+    known = [bill.cost_usd for bill in runs if bill.cost_usd is not None]
+    read = sum(bill.usage.input_tokens for bill in runs)
     return Line(
-        task=bill.task,
-        task_type=bill.task_type,
-        started_ms=bill.started_ms,
-        outcome=told[bill.completed],
-        calls=len(bill.calls),
-        total_tokens=bill.usage.total_tokens,
-        cost_usd=bill.cost_usd,
-        unpriced_calls=bill.unpriced_calls,
-        hit_rate=bill.hit_rate,
-        device_s=bill.work.device_s,
-        used_s=bill.work.used_s,
-        wall=bill.diagnosis.wall,
+        task=last.task,
+        task_type=next((bill.task_type for bill in reversed(runs) if bill.task_type), ""),
+        started_ms=min((bill.started_ms for bill in runs if bill.started_ms is not None), default=None),
+        outcome=told[outcome],
+        runs=len(runs),
+        calls=sum(len(bill.calls) for bill in runs),
+        total_tokens=sum(bill.usage.total_tokens for bill in runs),
+        cost_usd=sum(known, Decimal(0)) if known else None,
+        unpriced_calls=sum(bill.unpriced_calls for bill in runs),
+        hit_rate=sum(bill.usage.cached_tokens for bill in runs) / read if read else None,
+        device_s=sum(bill.work.device_s for bill in runs),
+        used_s=sum(bill.work.used_s for bill in runs),
+        wall=last.diagnosis.wall,
     )
 
 
@@ -118,6 +159,11 @@ def render(seen: Overview) -> str:
         parts += ["", "What a completed task costs (failed and abandoned ones are charged to it)", *_types(seen.types)]
     if seen.days:
         parts += ["", f"Per day ({clean(zone_name(seen.zone))})", *_days(seen.days)]
+    gone = seen.pruned
+    if gone.tasks:
+        names = f"{gone.tasks:,} task{'' if gone.tasks == 1 else 's'}"
+        cost = format_cost(gone.cost_usd, gone.unpriced_calls)
+        parts += ["", f"Not in these sums: {names} whose events were pruned, {gone.total_tokens:,} tokens, {cost}"]
     return "\n".join(parts)
 
 
@@ -176,6 +222,7 @@ def _days(found: dict[Any, Day]) -> list[str]:
 def _line_json(line: Line) -> dict[str, Any]:
     return {
         "task": line.task, "task_type": line.task_type, "started_ms": line.started_ms, "outcome": line.outcome,
+        "runs": line.runs,
         "model_calls": line.calls, "total_tokens": line.total_tokens,
         "cost_usd": None if line.cost_usd is None else f"{line.cost_usd:f}", "unpriced_calls": line.unpriced_calls,
         "kv_hit_rate": line.hit_rate, "device_s": line.device_s, "used_s": line.used_s, "wall": line.wall,

@@ -6,7 +6,6 @@ import json
 import os
 import tempfile
 import time
-from collections.abc import Iterator
 from contextlib import suppress
 from datetime import datetime, tzinfo
 from pathlib import Path
@@ -18,7 +17,6 @@ from agentkv.cli.times import since_ms
 from agentkv.errors import ConfigError
 
 if TYPE_CHECKING:
-    from agentkv.budget.bill import Bill
     from agentkv.budget.facts import Fact
     from agentkv.budget.store import Store
 
@@ -53,7 +51,8 @@ def report(  # noqa: PLR0917  a command's options are parameters
     runs: Annotated[
         bool,
         typer.Option(
-            "--all-runs", help="Add up what all runs of your programs spent on a task, not the last one only."
+            "--all-runs",
+            help="Add up what all runs of your programs spent on the task, not the last one only; --all does so anyway.",
         ),
     ] = False,
     ledger: Annotated[
@@ -78,7 +77,7 @@ def report(  # noqa: PLR0917  a command's options are parameters
         if task is not None:
             _one(saved, task, as_json=as_json, html=html, moment_ms=moment_ms, zone=where, runs=runs)
         elif every:
-            _all(saved, as_json=as_json, moment_ms=moment_ms, zone=where, runs=runs)
+            _all(saved, as_json=as_json, moment_ms=moment_ms, zone=where)
         else:
             _names(saved, as_json=as_json, moment_ms=moment_ms)
     finally:
@@ -102,6 +101,16 @@ def _one(
         typer.echo(f"written to {html}", err=True)
     else:
         typer.echo(json.dumps(bill.to_json()) if as_json else str(bill))
+    if not runs:
+        _tell_of_others(saved, task, moment_ms)
+
+
+def _tell_of_others(saved: Store, task: str, moment_ms: int | None) -> None:
+    """A bill of the last run is not all that the task cost."""
+    others = len(saved.database.runs(task, moment_ms)) - 1
+    if others > 0:
+        which = "an earlier run" if others == 1 else f"{others:,} earlier runs"
+        typer.echo(f"This is the last run; {which} of the task spent more: --all-runs adds them up.", err=True)
 
 
 def _without_facts(saved: Store, task: str, *, as_json: bool) -> None:
@@ -132,9 +141,7 @@ def _facts(saved: Store, task: str, moment_ms: int | None, *, runs: bool) -> lis
 
 
 def _names(saved: Store, *, as_json: bool, moment_ms: int | None) -> None:
-    tasks = saved.tasks()
-    if moment_ms is not None:
-        tasks = [task for task in tasks if _facts(saved, task, moment_ms, runs=False)]
+    tasks = saved.tasks() if moment_ms is None else [runs[0].task for runs in saved.database.spoken(moment_ms)]
     if as_json:
         typer.echo(json.dumps(tasks))
     elif tasks:
@@ -146,17 +153,14 @@ def _names(saved: Store, *, as_json: bool, moment_ms: int | None) -> None:
         typer.echo(f"The ledger is empty{when}: no task has run yet. Try `agentkv demo`.")
 
 
-def _all(saved: Store, *, as_json: bool, moment_ms: int | None, zone: tzinfo | None, runs: bool) -> None:
-    from agentkv.budget.bill import Bill
+def _all(saved: Store, *, as_json: bool, moment_ms: int | None, zone: tzinfo | None) -> None:
     from agentkv.budget.overview import overview
+    from agentkv.budget.readbills import bills
 
-    def bills() -> Iterator[Bill]:
-        for task in saved.tasks():
-            facts = _facts(saved, task, moment_ms, runs=runs)
-            if facts:
-                yield Bill.from_facts(task, facts)
-
-    seen = overview(bills(), now_ms=time.time_ns() // 1_000_000, zone=zone)
+    left = saved.database.kept(None, None)
+    pruned = [totals for *_, totals in left if (totals.get("started_ms") or 0) >= (moment_ms or 0)]
+    now_ms = time.time_ns() // 1_000_000
+    seen = overview(bills(saved.database, since_ms=moment_ms), now_ms=now_ms, zone=zone, pruned=pruned)
     typer.echo(json.dumps(seen.to_json()) if as_json else str(seen))
 
 

@@ -1,5 +1,6 @@
 """Many bills: cost per completed task of a type, and days of 23, 24 and 25 hours."""
 
+import time
 from datetime import date, datetime
 from decimal import Decimal
 from zoneinfo import ZoneInfo
@@ -102,6 +103,49 @@ def test_a_zone_is_named():
     """The given one by its name, this machine's by its abbreviation."""
     assert "Asia/Shanghai" == zone_name(ZoneInfo("Asia/Shanghai"))
     assert zone_name(None)
+
+
+@pytest.mark.parametrize(
+    ("zone", "told"),
+    [("UTC", "UTC"), ("Asia/Shanghai", "CST, UTC+08:00"), ("Europe/Berlin", "CET/CEST, UTC+01:00/+02:00"),
+     ("America/St_Johns", "NST/NDT, UTC-03:30/-02:30")],
+)  # fmt: skip
+def test_this_machines_zone_is_told_with_its_offset(monkeypatch, zone, told):
+    """An abbreviation alone may mean Shanghai, Chicago or Havana."""
+    monkeypatch.setenv("TZ", zone)
+    time.tzset()
+    try:
+        assert told == zone_name(None)
+    finally:
+        monkeypatch.undo()
+        time.tzset()
+
+
+def test_every_run_of_a_task_counts_and_one_that_was_gone_on_from_is_over():
+    """Two runs that were given up and one that was completed are one line; the money of all is charged to it."""
+    runs = [bill("a", kind="", cost="2"), bill("a", cost="3"), bill("a", completed=True)]
+    seen = overview([*runs, bill("b")], now_ms=NOW_MS)
+    (fix,) = seen.types
+    assert (1, 2, 1, Decimal(6)) == (fix.completed, fix.abandoned, fix.running, fix.cost_per_completed_usd)
+    line = seen.lines[0]
+    assert ("a", 3, 3, Decimal(6), "completed", 300) == (
+        line.task, line.runs, line.calls, line.cost_usd, line.outcome, line.total_tokens,
+    )  # fmt: skip
+    assert Decimal(7) == sum(day.cost_usd for day in seen.days.values())
+
+
+def test_a_task_that_is_completed_again_and_again_is_completed_so_often():
+    """A nightly job under one name."""
+    (fix,) = outcomes([bill("a", completed=True), bill("a", completed=True)], now_ms=NOW_MS)
+    assert (2, Decimal(1)) == (fix.completed, fix.cost_per_completed_usd)
+
+
+def test_pruned_tasks_are_told_beside_the_sums():
+    """Only their totals are left."""
+    totals = bill("gone", cost="0.5").to_json()
+    seen = overview([bill("t")], now_ms=NOW_MS, pruned=[totals, {"task": "older"}])
+    assert "Not in these sums: 2 tasks whose events were pruned, 100 tokens, $0.50" in str(seen)
+    assert {"tasks": 2, "total_tokens": 100, "cost_usd": "0.5", "unpriced_calls": 0} == seen.to_json()["pruned"]
 
 
 def test_a_long_overview_is_cut_and_says_so():

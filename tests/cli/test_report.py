@@ -82,10 +82,37 @@ def test_since_leaves_out_what_was_before_in_the_zone_that_was_given():
 
 
 def test_all_runs_of_a_task_can_be_added_up():
-    """Yesterday's process and today's; by default the last one."""
+    """Yesterday's process and today's; by default the last one, and a line says that there are others."""
     save(call("t"))
+    assert "earlier run" not in CliRunner().invoke(app, ["report", "t"]).stderr
     save(call("t"))
-    assert (1, 2) == tuple(json.loads(run("t", "--json", *more))["model_calls"] for more in ([], ["--all-runs"]))
+    one, both = (CliRunner().invoke(app, ["report", "t", "--json", *more]) for more in ([], ["--all-runs"]))
+    assert (1, 2) == tuple(json.loads(result.stdout)["model_calls"] for result in (one, both))
+    assert ("This is the last run; an earlier run of the task spent more: --all-runs adds them up.\n", "") == (
+        one.stderr, both.stderr,
+    )  # fmt: skip
+
+
+def test_all_tasks_means_all_their_runs():
+    """What a run of yesterday spent was spent, although the task went on today."""
+    save(call("t"))
+    save(call("t"), call("u"))
+    save(call("t", at_ms=NOON_MS + DAY_MS))
+    told = json.loads(run("--all", "--json", "--zone", "UTC"))
+    assert [("t", 3, 3), ("u", 1, 1)] == [(one["task"], one["runs"], one["model_calls"]) for one in told["tasks"]]
+    assert [("2026-05-29", "0.75"), ("2026-05-30", "0.25")] == [(d["day"], d["cost_usd"]) for d in told["days"]]
+    later = json.loads(run("--all", "--json", "--since", "2026-05-30T00:00+00:00"))
+    assert [("t", 1)] == [(one["task"], one["runs"]) for one in later["tasks"]]
+    assert ["t"] == json.loads(run("--json", "--since", "2026-05-30T00:00+00:00"))
+
+
+def test_many_tasks_are_read_in_batches(monkeypatch):
+    """Whatever the size of a batch, the bills are the same."""
+    save(*(call(f"t{n}") for n in range(7) for _ in range(n + 1)))
+    whole = run("--all", "--json", "--zone", "UTC")
+    monkeypatch.setattr("agentkv.budget.readbills._FACTS_AT_ONCE", 5)
+    assert whole == run("--all", "--json", "--zone", "UTC")
+    assert [f"t{n}" for n in range(6, -1, -1)] == [one["task"] for one in json.loads(whole)["tasks"]]
 
 
 def test_a_task_that_nobody_knows_is_told_apart():
