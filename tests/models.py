@@ -61,9 +61,9 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "mixtral": ("mixtral", {"num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": None}),
     "phi3": ("phi3", {"sliding_window": None}),
     "phi3-window": ("phi3", {"sliding_window": 33}),
-    "phi4-mini": ("phi3", {"partial_rotary_factor": 0.75, "max_position_embeddings": 1024, "rope": {
+    "phi4-mini": ("phi3", {"partial_rotary_factor": 0.75, "original_max_position_embeddings": 256, "rope": {
         "rope_type": "longrope", "rope_theta": 1e4, "short_factor": [1.0 + 0.1 * i for i in range(6)],
-        "long_factor": [1.5 + i for i in range(6)], "original_max_position_embeddings": 256, "partial_rotary_factor": 0.75,
+        "long_factor": [1.5 + i for i in range(6)], "partial_rotary_factor": 0.75,
     }}),
     "gemma": ("gemma", {"num_key_value_heads": 1, "hidden_activation": "gelu_pytorch_tanh"}),
     "gemma2": ("gemma2", {
@@ -81,6 +81,7 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "gpt-oss": ("gpt_oss", {
         "sliding_window": 32, "num_local_experts": 4, "num_experts_per_tok": 2, "layer_types": [_SLIDING, _FULL],
     }),
+    "dynamic-rope": ("llama", {"rope": {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}}),
     "linear-rope": ("llama", {"rope": {"rope_type": "linear", "rope_theta": 1e4, "factor": 3.0}}),
 }  # fmt: skip
 """Name -> (model type, sizes). Sizes that a family does not know are harmless."""
@@ -142,14 +143,20 @@ def build(family: str = "llama", *, seed: int = 0, **sizes: Any) -> Any:
     made = AutoModelForCausalLM.from_config(config(family, **sizes), dtype=torch.float32, attn_implementation="eager")
     made = made.eval()
     head = made.get_output_embeddings().weight
+    sizes_of = made.config.get_text_config()
+    queries_keys = (sizes_of.num_attention_heads + sizes_of.num_key_value_heads) * SIZES["head_dim"]
     with torch.no_grad():
         for name, parameter in made.named_parameters():
             if "norm" in name and parameter.ndim == 1:
                 parameter.add_(0.2 * torch.randn_like(parameter))
             elif name.endswith(("bias", "sinks")):
                 parameter.normal_(0.0, 0.5)
-        if not made.config.get_text_config().tie_word_embeddings:
-            head[[i for i, letter in enumerate(_letters()) if ord(letter) > 126] + [256, 258]] = 0
+            elif name.endswith(("q_proj.weight", "k_proj.weight")):  # flat attention: every token in sight counts
+                parameter.mul_(0.4)
+            elif name.endswith("qkv_proj.weight"):
+                parameter[:queries_keys].mul_(0.4)
+        silent = [i for i, letter in enumerate(_letters()) if ord(letter) > 126]
+        head[[*silent, sizes_of.bos_token_id, sizes_of.pad_token_id]] = 0
     return made
 
 

@@ -1,9 +1,9 @@
 """Attention over the paged pool, registered with transformers under one name.
 
 Covers: `PagedBatch` (what one forward needs, tensors only), the plain torch implementation (CPU path and the
-specification of any kernel), registration. Does not cover: building a PagedBatch (`runner.py`) nor blocks (`kv/`).
-The metadata travel in the forward call's keyword arguments (`paged=`), never in module globals: several engines and
-threads share the registered function.
+specification of any kernel) with windows, soft caps and sinks, registration. Does not cover: building a PagedBatch
+(`runner.py`) nor blocks (`kv/`). The metadata travel in the forward call's keyword arguments (`paged=`), never in
+module globals: several engines and threads share the registered function.
 
 How it reads: the pool is `[blocks, layers, 2, 16, kv_heads, head_dim]`, so for one layer K and V of a block are two
 rows of one 2-d view. `index_select` of those rows into a reused scratch buffer, then dense SDPA: advanced indexing
@@ -23,7 +23,26 @@ IMPLEMENTATION = "agentkv_paged"
 NULL_BLOCK = 0
 """Padding in block tables; all zeros, never handed out."""
 
-_UNSUPPORTED = ("softcap", "s_aux", "position_bias", "sliding_window")
+_UNSUPPORTED = ("position_bias", "head_mask", "block_sequence_ids")
+_TILE_SCORES = 1 << 24
+"""Scores computed at a time where they cannot be left to SDPA: 64 MiB of float32."""
+
+
+@dataclass(slots=True, kw_only=True)
+class View:
+    """What the layers of one window read of a group's contexts."""
+
+    gather: tuple[Tensor, ...]
+    """Per layer int64 [2 * sequences * blocks]: the K rows, then the V rows, of all blocks in sight."""
+    skip: int = 0
+    """So many first tokens of what was gathered are out of the window."""
+    tokens: int
+    """The (padded) tokens behind `skip`."""
+    mask: Tensor | None
+    """Additive, [1 or sequences, 1, rows, tokens]; None where everything is attended to."""
+    causal: bool = False
+    folded: bool = False
+    """The query heads of one KV head are rows of it (and of the mask): K and V are read once for all of them."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -31,20 +50,13 @@ class Group:
     """Tokens `start:end` of the packed batch that attend together.
 
     Decode: `sequences` rows of one token each over equally many (padded) blocks. Prefill: one sequence, `end - start`
-    tokens. `gather[layer]` lists the K rows, then the V rows, of all its blocks. `tokens` is the (padded) context.
+    tokens. `views` has one for each window that some layer has; 0 stands for the whole context.
     """
 
     start: int
     end: int
     sequences: int
-    tokens: int
-    gather: tuple[Tensor, ...]
-    """Per layer int64 [2 * sequences * blocks]."""
-    mask: Tensor | None
-    """Additive, [1 or sequences, 1, rows, tokens]; None where everything gathered is attended to."""
-    causal: bool = False
-    folded: bool = False
-    """The query heads of one KV head are rows of it (and of the mask): K and V are read once for all of them."""
+    views: dict[int, View]
 
 
 @dataclass(slots=True, kw_only=True)
@@ -55,6 +67,8 @@ class PagedBatch:
     """The pool as rows of one token: [blocks * layers * 2 * 16, kv_heads * head_dim]."""
     blocks: Tensor
     """The pool as rows of one block: [blocks * layers * 2, 16 * kv_heads * head_dim]."""
+    windows: tuple[int, ...]
+    """Per layer: tokens that it looks back, itself included; 0 for all."""
     k_rows: tuple[Tensor, ...]
     """Per layer int64 [T]: where the new keys go."""
     v_rows: tuple[Tensor, ...]
@@ -71,6 +85,21 @@ class PagedBatch:
     """[1, T, heads, head_dim], reused by all layers."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scores:
+    """How a layer makes weights of queries and keys: scale, then soft cap, then mask, then the sinks' share."""
+
+    scaling: float | None
+    softcap: float | None = None
+    sinks: Tensor | None = None
+    """[heads]: a score of each head that takes its share of the weights and gives nothing."""
+
+    @property
+    def plain(self) -> bool:
+        """True where SDPA computes the same."""
+        return self.softcap is None and self.sinks is None
+
+
 def paged_attention_forward(  # noqa: PLR0917  as transformers calls it
     module: torch.nn.Module,
     query: Tensor,  # [1, heads, T, head_dim]
@@ -80,6 +109,9 @@ def paged_attention_forward(  # noqa: PLR0917  as transformers calls it
     scaling: float | None = None,
     dropout: float = 0.0,  # noqa: ARG001  inference only
     paged: PagedBatch | None = None,
+    softcap: float | None = None,
+    s_aux: Tensor | None = None,
+    sliding_window: int | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
     """Write the new keys and values into the pool, then attend. Returns ([1, T, heads, head_dim], None)."""
@@ -89,48 +121,103 @@ def paged_attention_forward(  # noqa: PLR0917  as transformers calls it
         if kwargs.get(name) is not None:
             raise NotImplementedError(f"paged attention has no {name}")
     layer: int = module.layer_idx  # type: ignore[assignment]
+    _checked(layer, sliding_window, paged.windows[layer])
     tokens = key.shape[2]
     paged.rows.index_copy_(0, paged.k_rows[layer], key.transpose(1, 2).reshape(tokens, -1))
     paged.rows.index_copy_(0, paged.v_rows[layer], value.transpose(1, 2).reshape(tokens, -1))
+    scores = Scores(scaling=scaling, softcap=softcap, sinks=s_aux)
     for group in paged.groups:
-        out = _attend(paged, group, query, layer=layer, kv_heads=key.shape[1], scaling=scaling)
+        out = _attend(paged, group, query, layer=layer, kv_heads=key.shape[1], scores=scores)
         if group.end - group.start == tokens:
             return out.unsqueeze(0), None
         paged.output[0, group.start : group.end] = out
     return paged.output, None
 
 
-def _attend(
-    paged: PagedBatch, group: Group, query: Tensor, *, layer: int, kv_heads: int, scaling: float | None
-) -> Tensor:
+def _checked(layer: int, asked: int | None, window: int) -> None:
+    """Models name the window that their layers want; the config, by which blocks are read, must agree."""
+    if asked is not None and asked != window:
+        raise NotImplementedError(f"layer {layer} has a window of {asked}, but the config says {window or None}")
+
+
+def _attend(paged: PagedBatch, group: Group, query: Tensor, *, layer: int, kv_heads: int, scores: Scores) -> Tensor:
     """One group's attention, [tokens, heads, head_dim]."""
     heads, head_dim = query.shape[1], query.shape[3]
     per_kv = heads // kv_heads
-    index = group.gather[layer]
+    view = group.views[paged.windows[layer]]
+    index = view.gather[layer]
     gathered = paged.scratch[: index.shape[0] * paged.blocks.shape[1]].view(index.shape[0], -1)
     torch.index_select(paged.blocks, 0, index, out=gathered)
     # k, v: [sequences, kv_heads, tokens, head_dim]
-    k, v = gathered.view(2, group.sequences, -1, kv_heads, head_dim).transpose(2, 3)[:, :, :, : group.tokens]
+    seen = slice(view.skip, view.skip + view.tokens)
+    k, v = gathered.view(2, group.sequences, -1, kv_heads, head_dim).transpose(2, 3)[:, :, :, seen]
     q = query[0, :, group.start : group.end]  # [heads, tokens, head_dim]
-    if group.sequences == group.end - group.start:  # decode: the query heads of one KV head are rows
+    decode = group.sequences == group.end - group.start
+    if not scores.plain:
+        return _by_hand(q, k, v, view, scores, decode=decode)
+    if decode:  # the query heads of one KV head are rows
         q = q.transpose(0, 1).view(group.sequences, kv_heads, per_kv, head_dim)
-        out = F.scaled_dot_product_attention(q, k, v, attn_mask=group.mask, scale=scaling)
+        out = F.scaled_dot_product_attention(q, k, v, attn_mask=view.mask, scale=scores.scaling)
         return out.reshape(group.sequences, heads, head_dim)
-    if group.folded:  # a short chunk
+    if view.folded:  # a short chunk
         rows = q.reshape(1, kv_heads, -1, head_dim)
-        out = F.scaled_dot_product_attention(rows, k, v, attn_mask=group.mask, scale=scaling)
+        out = F.scaled_dot_product_attention(rows, k, v, attn_mask=view.mask, scale=scores.scaling)
         return out.reshape(heads, -1, head_dim).transpose(0, 1)  # not every kernel's output is contiguous
     # a long chunk: KV heads as batch, K and V shared by their query heads through a stride of 0
-    shape = (kv_heads, per_kv, group.tokens, head_dim)
+    shape = (kv_heads, per_kv, view.tokens, head_dim)
     out = F.scaled_dot_product_attention(
         q.view(kv_heads, per_kv, -1, head_dim),
         k[0].unsqueeze(1).expand(shape),
         v[0].unsqueeze(1).expand(shape),
-        attn_mask=group.mask,
-        is_causal=group.causal,
-        scale=scaling,
+        attn_mask=view.mask,
+        is_causal=view.causal,
+        scale=scores.scaling,
     )
     return out.permute(2, 0, 1, 3).reshape(-1, heads, head_dim)
+
+
+def _by_hand(q: Tensor, k: Tensor, v: Tensor, view: View, scores: Scores, *, decode: bool) -> Tensor:
+    """What SDPA does not know, written out, a tile of rows at a time.
+
+    q: [heads, tokens, head_dim], k and v: [sequences, kv_heads, context, head_dim]; returns [tokens, heads, head_dim].
+    """
+    heads, tokens, head_dim = q.shape
+    sequences, kv_heads, context, _ = k.shape
+    per_kv = heads // kv_heads
+    if decode:
+        rows = q.transpose(0, 1).reshape(sequences, kv_heads, per_kv, 1, head_dim)
+        mask = None if view.mask is None else view.mask.unsqueeze(1)
+        return _weighed(rows, k, v, mask, scores).reshape(tokens, heads, head_dim)
+    out = torch.empty(tokens, heads, head_dim, dtype=v.dtype, device=v.device)
+    step = max(1, _TILE_SCORES // (heads * context))
+    for start in range(0, tokens, step):
+        tile = slice(start, min(start + step, tokens))
+        rows = q[:, tile].reshape(1, kv_heads, per_kv, -1, head_dim)
+        if view.causal:  # the first chunk of a context: rows are positions
+            mask = torch.full((rows.shape[3], context), -torch.inf, device=q.device).triu_(start + 1)
+        else:
+            mask = None if view.mask is None else view.mask[0, 0, tile]
+        weighed = _weighed(rows, k, v, mask, scores)
+        out[tile] = weighed.permute(3, 0, 1, 2, 4).reshape(-1, heads, head_dim)
+    return out
+
+
+def _weighed(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scores: Scores) -> Tensor:
+    """q: [sequences, kv_heads, per_kv, tokens, head_dim]; the result has its shape. Weights in float32."""
+    sequences, kv_heads, per_kv, tokens, head_dim = q.shape
+    scaling = head_dim**-0.5 if scores.scaling is None else scores.scaling
+    weights = (q.reshape(sequences, kv_heads, -1, head_dim) @ k.transpose(2, 3)).float() * scaling
+    weights = weights.view(sequences, kv_heads, per_kv, tokens, -1)
+    if scores.softcap is not None:
+        weights = torch.tanh(weights / scores.softcap) * scores.softcap
+    if mask is not None:
+        weights = weights + mask
+    if scores.sinks is not None:
+        sinks = scores.sinks.float().view(1, kv_heads, per_kv, 1, 1).expand(*weights.shape[:4], 1)
+        weights = torch.cat([weights, sinks], dim=-1).softmax(-1)[..., :-1]
+    else:
+        weights = weights.softmax(-1)
+    return (weights.to(v.dtype).reshape(sequences, kv_heads, per_kv * tokens, -1) @ v).view(q.shape)
 
 
 def no_mask(*_args: object, **_kwargs: object) -> None:

@@ -18,6 +18,7 @@ from typing import Any
 import torch
 
 from agentkv.engine.local.convert import cache_folder, converted
+from agentkv.engine.local.features import context_tokens
 from agentkv.engine.local.quiet import quiet
 from agentkv.engine.local.support import prove, refuse
 from agentkv.errors import ConfigError, ModelError, ModelNotFound, UnsupportedModel
@@ -79,7 +80,7 @@ def load_model(
         device=where,
         geometry=geometry,
         fingerprint=_fingerprint(folder, geometry),
-        context_tokens=_context_tokens(config, tokenizer),
+        context_tokens=_context_tokens(config, tokenizer, say),
         vocabulary=config.get_text_config().vocab_size,
         eos_ids=_eos_ids(config, model.generation_config, tokenizer),
     )
@@ -145,7 +146,7 @@ def _weights(folder: Path, dtype: torch.dtype, name: str) -> Any:
 
     try:
         model, report = AutoModelForCausalLM.from_pretrained(
-            folder, dtype=dtype, local_files_only=True, output_loading_info=True, attn_implementation="sdpa"
+            folder, dtype=dtype, local_files_only=True, output_loading_info=True, attn_implementation="eager"
         )
     except (SafetensorError, OSError, RuntimeError, ValueError) as error:
         raise ModelError(f"the weights of {name} in {folder} cannot be loaded: {error}") from error
@@ -186,12 +187,12 @@ def _cpu_dtype() -> torch.dtype:
     return torch.bfloat16 if any(can.get(name) for name in ("avx512_bf16", "amx_bf16", "arm_bf16")) else torch.float32
 
 
-def _context_tokens(config: Any, tokenizer: Any) -> int:
-    text = config.get_text_config()
-    for field in ("max_position_embeddings", "n_positions", "max_sequence_length"):
-        value = getattr(text, field, None)
-        if value:
-            return int(value)
+def _context_tokens(config: Any, tokenizer: Any, say: Callable[[str], None]) -> int:
+    tokens, why = context_tokens(config)
+    if why:
+        say(f"the context ends at {tokens} tokens: {why}")
+    if tokens:
+        return tokens
     if tokenizer.model_max_length < _NO_LIMIT:
         return int(tokenizer.model_max_length)
     raise UnsupportedModel(f"the config of {config.model_type} does not say how long its context is")

@@ -15,9 +15,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from agentkv.engine.local.attention import NULL_BLOCK, Group, PagedBatch
+from agentkv.engine.local.attention import NULL_BLOCK, Group, PagedBatch, View
+from agentkv.engine.local.features import windows
 from agentkv.kv.geometry import BLOCK_TOKENS
 
+_Ints = np.ndarray[Any, np.dtype[np.int64]]
 _FOLDED_TOKENS = 128
 """Chunks up to this length read K and V once for all query heads of a KV head; longer ones would tile a big mask."""
 
@@ -42,16 +44,22 @@ class Span:
 
 
 class Runner:
-    """Runs `model` over `pool` ([blocks, layers, 2, 16, kv_heads, head_dim], contiguous). Used by one thread."""
+    """Runs `model` over `pool` ([blocks, layers, 2, 16, kv_heads, head_dim], contiguous). Used by one thread.
 
-    def __init__(self, model: Any, pool: Tensor) -> None:
+    `vocabulary`: logits behind so many ids are cut off (padding of the matrix, which the tokenizer has no tokens for).
+    """
+
+    def __init__(self, model: Any, pool: Tensor, *, vocabulary: int | None = None) -> None:
         blocks, layers, _, _, kv_heads, head_dim = pool.shape
         self._model = model
         self._pool = pool
         self._rows = pool.view(blocks * layers * 2 * BLOCK_TOKENS, kv_heads * head_dim)
         self._blocks = pool.view(blocks * layers * 2, BLOCK_TOKENS * kv_heads * head_dim)
         self._heads = model.config.get_text_config().num_attention_heads
+        self._vocabulary = vocabulary
         self._layers = layers
+        self._windows = windows(model.config)
+        self._kinds = sorted(set(self._windows))
         # Row of (block, layer, k or v): (block * layers + layer) * 2 + kv.
         self._offsets = torch.arange(2 * layers, device=pool.device).view(layers, 2, 1)
         self._scratch = torch.empty(0, dtype=pool.dtype, device=pool.device)
@@ -86,10 +94,10 @@ class Runner:
             logits_to_keep=torch.tensor(keep, dtype=torch.int64, device=self._pool.device),
             paged=self._batch(packed, positions),
         )
-        logits: Tensor = output.logits[0]
+        logits: Tensor = output.logits[0, :, : self._vocabulary]
         return logits
 
-    def _batch(self, packed: list[Span], positions: np.ndarray[Any, np.dtype[np.int64]]) -> PagedBatch:
+    def _batch(self, packed: list[Span], positions: _Ints) -> PagedBatch:
         device = self._pool.device
         widths = [-(-span.end // BLOCK_TOKENS) for span in packed]
         table = np.full((len(packed), max(widths)), NULL_BLOCK, dtype=np.int64)
@@ -100,11 +108,12 @@ class Runner:
         table_t = torch.from_numpy(table).to(device)
         slots_t = torch.from_numpy(slots).to(device)
         lens = torch.tensor([span.end for span in packed], device=device)
-        groups = self._groups(packed, widths, table_t, lens)
+        groups = self._groups(packed, widths, table)
         rows = self._token_rows(slots_t)
         return PagedBatch(
             rows=self._rows,
             blocks=self._blocks,
+            windows=self._windows,
             k_rows=rows[:, 0].unbind(0),
             v_rows=rows[:, 1].unbind(0),
             block_table=table_t,
@@ -120,7 +129,7 @@ class Runner:
         block, offset = slots // BLOCK_TOKENS, slots % BLOCK_TOKENS
         return (block * (2 * self._layers) + self._offsets) * BLOCK_TOKENS + offset
 
-    def _groups(self, packed: list[Span], widths: list[int], table: Tensor, lens: Tensor) -> list[Group]:
+    def _groups(self, packed: list[Span], widths: list[int], table: _Ints) -> list[Group]:
         """Decode rows of similar length share one padded group; each longer span is a group of its own."""
         groups: list[Group] = []
         first = token = 0
@@ -129,41 +138,77 @@ class Runner:
             if len(packed[first].token_ids) == 1:
                 while last < len(packed) and len(packed[last].token_ids) == 1 and 2 * widths[last] >= widths[first]:
                     last += 1
-            span, width, sequences = packed[first], widths[first], last - first
-            count = sequences if sequences > 1 else len(span.token_ids)
-            tokens = span.end if sequences == 1 else width * BLOCK_TOKENS
-            folded = sequences == 1 and 1 < count <= _FOLDED_TOKENS and span.start > 0
-            gather = table[first:last, :width].reshape(-1) * (2 * self._layers) + self._offsets
-            groups.append(
-                Group(
-                    start=token,
-                    end=token + count,
-                    sequences=sequences,
-                    tokens=tokens,
-                    gather=gather.view(self._layers, -1).unbind(0),
-                    mask=self._mask(span, sequences, tokens, lens[first:last]),
-                    causal=sequences == 1 and count > 1 and span.start == 0,
-                    folded=folded,
-                )
-            )
+            sequences = last - first
+            count = sequences if sequences > 1 else len(packed[first].token_ids)
+            views = self._views(packed[first:last], table[first:last])
+            groups.append(Group(start=token, end=token + count, sequences=sequences, views=views))
             first, token = last, token + count
-        need = max(group.gather[0].shape[0] for group in groups) * self._blocks.shape[1]
+        rows = max(view.gather[0].shape[0] for group in groups for view in group.views.values())
+        need = rows * self._blocks.shape[1]
         if need > self._scratch.shape[0]:
             self._scratch = torch.empty(_round_up(need), dtype=self._pool.dtype, device=self._pool.device)
         return groups
 
-    def _mask(self, span: Span, sequences: int, tokens: int, lens: Tensor) -> Tensor | None:
+    def _views(self, spans: list[Span], table: _Ints) -> dict[int, View]:
+        """One view for each window of the model; windows that nobody has outgrown see the whole context."""
+        make = self._decode_view if len(spans) > 1 else self._single_view
+        longest = max(span.end for span in spans)
+        made: dict[int, View] = {}
+        for window in self._kinds:
+            sliding = window if window < longest else 0
+            if sliding not in made:
+                made[sliding] = make(spans, table, sliding)
+        return {window: made[window if window < longest else 0] for window in self._kinds}
+
+    def _gather(self, table: _Ints) -> tuple[Tensor, ...]:
+        """Per layer the rows of K, then of V, of all blocks in the table."""
+        blocks = torch.from_numpy(table.reshape(-1)).to(self._pool.device)
+        return (blocks * (2 * self._layers) + self._offsets).view(self._layers, -1).unbind(0)
+
+    def _decode_view(self, spans: list[Span], table: _Ints, window: int) -> View:
+        """One token each of several sequences, all of a context or the last `window` tokens of it."""
         device, dtype = self._pool.device, self._pool.dtype
-        count = len(span.token_ids)
-        if sequences > 1:  # ends at each sequence's length
-            hidden = torch.arange(tokens, device=device) >= lens.unsqueeze(1)
-            return torch.zeros(hidden.shape, dtype=dtype, device=device).masked_fill_(hidden, -torch.inf)[:, None, None]
-        if count == 1 or span.start == 0:
-            return None
-        mask = torch.full((count, tokens), -torch.inf, dtype=dtype, device=device).triu_(span.start + 1)
-        if count <= _FOLDED_TOKENS:
+        ends = np.array([span.end for span in spans])
+        lows = np.maximum(0, ends - window) if window else np.zeros_like(ends)
+        firsts = lows // BLOCK_TOKENS
+        widths = -(-ends // BLOCK_TOKENS)
+        seen = np.full((len(spans), int((widths - firsts).max())), NULL_BLOCK, dtype=np.int64)
+        for row, (first, width) in enumerate(zip(firsts, widths, strict=True)):
+            seen[row, : width - first] = table[row, first:width]
+        tokens = seen.shape[1] * BLOCK_TOKENS
+        places = np.arange(tokens) + firsts[:, None] * BLOCK_TOKENS
+        hidden = torch.from_numpy((places >= ends[:, None]) | (places < lows[:, None])).to(device)
+        mask = torch.zeros(hidden.shape, dtype=dtype, device=device).masked_fill_(hidden, -torch.inf)
+        return View(gather=self._gather(seen), tokens=tokens, mask=mask[:, None, None])
+
+    def _single_view(self, spans: list[Span], table: _Ints, window: int) -> View:
+        """A token or a chunk of one sequence, over all of its context or what its windows show of it."""
+        (span,) = spans
+        low = max(0, span.start - window + 1) if window else 0
+        count, first, tokens = len(span.token_ids), low // BLOCK_TOKENS, span.end - low
+        causal = count > 1 and span.start == 0 and not window
+        folded = 1 < count <= _FOLDED_TOKENS and not causal
+        mask = None if causal or count == 1 else self._chunk_mask(count, tokens, window)
+        if mask is not None and folded:
             mask = mask.repeat(self._heads // self._pool.shape[4], 1)
-        return mask[None, None]
+        return View(
+            gather=self._gather(table[:1, first : -(-span.end // BLOCK_TOKENS)]),
+            skip=low - first * BLOCK_TOKENS,
+            tokens=tokens,
+            mask=None if mask is None else mask[None, None],
+            causal=causal,
+            folded=folded,
+        )
+
+    def _chunk_mask(self, count: int, tokens: int, window: int) -> Tensor:
+        """[count, tokens]: the last `count` of the tokens, each of which sees itself and what is before it."""
+        device, dtype = self._pool.device, self._pool.dtype
+        before = tokens - count
+        mask = torch.full((count, tokens), -torch.inf, dtype=dtype, device=device).triu_(before + 1)
+        if window:
+            gone = torch.ones(count, tokens, dtype=torch.bool, device=device).tril_(before - window)
+            mask.masked_fill_(gone, -torch.inf)
+        return mask
 
     def _outputs(self, tokens: int) -> Tensor:
         head_dim = self._pool.shape[-1]

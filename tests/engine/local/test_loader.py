@@ -33,15 +33,19 @@ def _edit(folder, name, **changes):
 @pytest.mark.parametrize(
     ("family", "changes", "reason"),
     [
-        ("mistral", {"sliding_window": 4096}, "sliding window of 4096"),
-        ("gemma2", {}, "not full attention"),
         ("deepseek_v3", {}, "latent"),
-        ("mamba", {}, "recurrent|not full attention"),
-        ("jamba", {}, "recurrent|not full attention"),
-        ("qwen3_next", {}, "not full attention|linear"),
+        ("mamba", {}, "recurrent|neither full"),
+        ("jamba", {}, "recurrent|neither full"),
+        ("qwen3_next", {}, "neither full|linear"),
+        ("llama4_text", {}, "neither full"),
+        ("gemma3n_text", {}, "differ in shape or are shared"),
+        ("gemma4_text", {}, "differ in shape or are shared|proportional"),
         ("t5", {}, "encoder-decoder"),
         ("qwen2_vl", {}, "more than text"),
-        ("llama", {"rope_parameters": {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}}, "rotary"),
+        ("gemma3", {}, "more than text"),
+        ("gemma2", {"use_bidirectional_attention": True}, "use_bidirectional_attention"),
+        ("gemma2", {"sliding_window": None}, "names no window"),
+        ("llama", {"rope_parameters": {"rope_type": "spiral", "rope_theta": 1e4}}, "no test has proven .spiral"),
     ],
 )
 def test_what_cannot_be_paged_is_refused_with_the_reason(family, changes, reason):
@@ -78,7 +82,7 @@ def test_the_trial_reads_a_chunk_in_the_middle_too(tiny, monkeypatch):
     honest = attention._attend
 
     def broken(paged, group, *args, **kwargs):
-        return honest(paged, group, *args, **kwargs) * (1.1 if group.folded else 1)
+        return honest(paged, group, *args, **kwargs) * (1.1 if group.views[0].folded else 1)
 
     monkeypatch.setattr(attention, "_attend", broken)
     model = tiny.loaded.model
