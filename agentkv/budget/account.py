@@ -8,13 +8,13 @@ overspend together. Does not cover what happens at a limit (`runtime/gate.py`), 
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from decimal import Decimal
 from typing import Any
 
+from agentkv.budget.amounts import RETRY, affordable, caps_of, is_near, rounded, spent
 from agentkv.budget.limits import LIMITS, ZERO, Budget, Spent, granted
+from agentkv.budget.line import Line
 from agentkv.budget.reservation import Both, Reservation, again, spent_of
 from agentkv.budget.tally import LocalPurse, Purse, Sums, Tally
 from agentkv.clock import Clock, SystemClock
@@ -26,9 +26,9 @@ __all__ = ["Account", "Both", "Reservation", "again"]
 
 UNNAMED_OUTPUT = 16_384
 """Most output tokens of a call that names no limit, where neither budget nor context says less."""
-RETRY = "retry"
+CALLS, TOOLS, ROUNDS = "calls", "tools", "rounds"
+"""The lines in which steps wait."""
 _MAX_BRANCHES = 4096
-_LOOK_S = 0.25
 
 
 class Account:
@@ -50,7 +50,10 @@ class Account:
         self._lock = threading.Lock()
         self._attempts: dict[tuple[str, str], int] = {}
         self._told: dict[str, None] = {}
+        self._lines: dict[str, Line] = {}
         self._longest_s = 0.0
+        self.longest_output_tokens = 0
+        """Of the calls that were counted without a limit of their own."""
         self._tools_ended_at: int | None = None
         self.stopped: BudgetExceeded | None = None
         """Set by whoever decides that the task is over; every step raises it until there is more to spend."""
@@ -96,7 +99,7 @@ class Account:
     def reserved(self) -> Spent:
         """What calls on their way have set aside."""
         with self._purse as tally:
-            return _spent(tally.held)
+            return spent(tally.held)
 
     @property
     def left_tokens(self) -> int | None:
@@ -121,15 +124,17 @@ class Account:
 
     # -- model calls
 
-    def reserve(self, tokens: int, calls: int = 1, *, usd: Decimal = ZERO) -> Reservation:
+    def reserve(self, tokens: int, calls: int = 1, *, usd: Decimal = ZERO, priority: int = 0) -> Reservation:
         """Set aside the worst case of `calls` model calls (input plus the most output, and what that costs).
 
         Raises BudgetExceeded, with nothing set aside, if it does not fit beside what is used and reserved. A call
         needs at least one token, so a token budget of 0 refuses every call; one that costs nothing fits into no money.
+        Where others of at least this priority wait (`wait`), it is refused too.
         """
         if tokens < 0 or calls < 1 or usd < 0:
             raise ConfigError(f"reserve(tokens={tokens}, calls={calls}, usd={usd}): at least 0, 1 and 0 are needed")
         self._check_stopped()
+        self._check_line(CALLS, priority)
         asked = Spent(tokens=tokens, model_calls=calls, usd=usd, device_seconds=self._longest_s)
         with self._purse as tally:
             try:
@@ -141,7 +146,12 @@ class Account:
             return Reservation(self, self._purse.hold(asked), asked)
 
     def reserve_rest(
-        self, least: int, most: int | None = None, *, cost: Callable[[int], Decimal] | None = None
+        self,
+        least: int,
+        most: int | None = None,
+        *,
+        cost: Callable[[int], Decimal] | None = None,
+        priority: int = 0,
     ) -> Reservation:
         """Set aside, for one call that names no limit of its own, what is left of the budget: at least `least` tokens, at
         most `most`. `cost` tells what so many tokens come to. Without a limit on either this is `reserve(least)`.
@@ -156,35 +166,55 @@ class Account:
         elif "usd" in left and cost is not None:
             tokens = least + UNNAMED_OUTPUT if most is None else most
         if "usd" in left and cost is not None:
-            tokens = _affordable(left["usd"], least, tokens, cost)
+            tokens = affordable(left["usd"], least, tokens, cost)
         price = cost or (lambda _tokens: ZERO)
         if tokens > least:
             try:
-                return self.reserve(tokens, usd=price(tokens))
+                return self.reserve(tokens, usd=price(tokens), priority=priority)
             except BudgetExceeded:
                 pass  # somebody else took some of what was left a moment ago
-        return self.reserve(least, usd=price(least))
+        return self.reserve(least, usd=price(least), priority=priority)
 
-    def wait(self, step: Callable[[], Any], *, timeout_s: float, gone: Callable[[], bool] = lambda: False) -> Any:
-        """What `step` (a reservation of this account) brings, as soon as it fits. Blocks.
+    def wait(
+        self,
+        step: Callable[[], Any],
+        *,
+        timeout_s: float,
+        gone: Callable[[], bool] = lambda: False,
+        refused: BudgetExceeded | None = None,
+        line: str = CALLS,
+        priority: int = 0,
+        flow: str = "",
+    ) -> Any:
+        """What `step` (a reservation, tool call or round of this account) brings, when it is its turn and fits. Blocks.
 
-        Raises its BudgetExceeded once `timeout_s` have passed; returns None as soon as `gone()`.
+        Those that wait in one `line` go by priority, then flows take turns, then by arrival: nobody overtakes. Raises the
+        step's BudgetExceeded once `timeout_s` have passed; returns None as soon as `gone()`.
         """
-        deadline_s = time.monotonic() + timeout_s
-        while not gone():
+        if refused is None:
             try:
                 return step()
-            except BudgetExceeded as refused:
-                left_s = deadline_s - time.monotonic()
-                if left_s <= 0:
-                    raise again(refused, f" Waited {timeout_s:g} s for more.") from None
-            self._purse.wait(min(left_s, _LOOK_S))
-        return None
+            except BudgetExceeded as error:
+                refused = error
+        return self._line(line).wait(
+            step, refused, pause=self._purse.wait, timeout_s=timeout_s, gone=gone, priority=priority, flow=flow
+        )
+
+    def _line(self, name: str) -> Line:
+        with self._lock:
+            return self._lines.setdefault(name, Line())
+
+    def _check_line(self, name: str, priority: int = 0) -> None:
+        """A newcomer waits behind those that wait already, even if it would fit."""
+        line = self._lines.get(name)
+        if line and self.budget.on_exceeded == "queue" and (refused := line.ahead_of(priority)) is not None:
+            raise again(refused, f" {len(line):,} wait for that already.")
 
     def spend(self, usage: Usage, *, usd: Decimal | None = None, device_seconds: float = 0.0) -> None:
         """Count a call that has happened without a reservation (somebody else's client made it). Never raises: the
         next reservation sees it.
         """
+        self.longest_output_tokens = max(self.longest_output_tokens, usage.output_tokens)
         self.settle("", spent_of(usage, usage.calls, usd, device_seconds))
 
     # -- other steps
@@ -192,6 +222,7 @@ class Account:
     def tool_call(self, calls: int = 1) -> None:
         """Count tool calls that start now. Raises BudgetExceeded, with nothing counted, if they are too many."""
         self._check_stopped()
+        self._check_line(TOOLS)
         asked = Spent(tool_calls=calls)
         with self._purse as tally:
             self._fit(tally, asked)
@@ -216,9 +247,10 @@ class Account:
         Raises BudgetExceeded, with nothing counted, beyond `limit` or, for "retry", beyond the budget's `retries`.
         """
         self._check_stopped()
+        self._check_line(ROUNDS + kind)
         with self._purse as tally:
             used = tally.loops.get(kind, 0)
-            for name, allowed in _caps(tally, kind, limit):
+            for name, allowed in caps_of(tally, kind, limit):
                 if used + rounds > allowed:
                     raise self._exceeded(name, allowed, used, rounds)
             tally.loops[kind] = used + rounds
@@ -227,7 +259,7 @@ class Account:
     def rounds_left(self, kind: str, limit: int | None = None) -> int | None:
         """How many rounds of the loop are left; None without a cap."""
         with self._purse as tally:
-            caps = [allowed for _, allowed in _caps(tally, kind, limit)]
+            caps = [allowed for _, allowed in caps_of(tally, kind, limit)]
             return max(0, min(caps) - tally.loops.get(kind, 0)) if caps else None
 
     def attempt(self, branch: str, node: str, number: int) -> None:
@@ -255,7 +287,7 @@ class Account:
             near = [
                 (name, allowed, used)
                 for name in LIMITS
-                if (allowed := limits.limit(name)) and (used := self._gone(tally, name)) and _is_near(name, used, allowed, limits.soft)
+                if (allowed := limits.limit(name)) and (used := self._gone(tally, name)) and is_near(name, used, allowed, limits.soft)
             ]  # fmt: skip
             if not near:
                 return None
@@ -270,7 +302,7 @@ class Account:
             held = Sums()
             for amount in self._purse.amounts().values():
                 held.add(amount)
-            assert _rounded(held) == _rounded(tally.held)
+            assert rounded(held) == rounded(tally.held)
             for sums in (tally.used, tally.held):
                 assert min(sums.tokens, sums.model_calls, sums.tool_calls) >= 0 <= sums.usd
 
@@ -342,42 +374,3 @@ class Account:
         except LedgerError as error:
             failed("budget_settled_later", error=str(error))
             self._purse.later(key, used)
-
-
-def _caps(tally: Tally, kind: str, limit: int | None) -> list[tuple[str, int]]:
-    """The caps of a loop, by the name under which they are exceeded."""
-    more = tally.grants.get(kind, 0)
-    caps = [] if limit is None else [(kind, limit + more)]
-    retries = tally.limits.plus(tally.grants).retries
-    return [*caps, ("retries", retries + more)] if kind == RETRY and retries is not None else caps
-
-
-def _spent(sums: Sums) -> Spent:
-    return Spent(
-        tokens=sums.tokens,
-        model_calls=sums.model_calls,
-        tool_calls=sums.tool_calls,
-        usd=sums.usd,
-        device_seconds=sums.device_seconds,
-    )
-
-
-def _rounded(sums: Sums) -> Sums:
-    """The sums without what rounding may change."""
-    return replace(sums, device_seconds=round(sums.device_seconds, 6))
-
-
-def _is_near(name: str, used: Any, allowed: Any, soft: float) -> bool:
-    """Whether the soft mark is reached, or the next model call is the last one."""
-    return float(used) >= soft * float(allowed) or (name == "model_calls" and used + 1 >= allowed)
-
-
-def _affordable(left_usd: Decimal, least: int, most: int, cost: Callable[[int], Decimal]) -> int:
-    """The most tokens from `least` to `most` that cost no more than is left; `least` if not even these do."""
-    if most <= least or cost(most) <= left_usd:
-        return max(least, most)
-    low, high = least, most
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (middle, high) if cost(middle) <= left_usd else (low, middle)
-    return low

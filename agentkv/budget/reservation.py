@@ -13,11 +13,15 @@ from agentkv.budget.limits import ZERO, Spent
 from agentkv.core.usage import Usage
 from agentkv.errors import BudgetExceeded
 
+_BEFORE_ALL = 1 << 30
+"""The priority of a call that has begun over those that wait to."""
+
 
 class Settles(Protocol):
     """The account that a reservation is in."""
 
     def settle(self, key: str, used: Spent) -> None: ...
+    def reserve(self, tokens: int, calls: int = 1, *, usd: Decimal = ZERO, priority: int = 0) -> Reservation: ...
 
 
 class Both:
@@ -34,6 +38,11 @@ class Both:
         for part in self._parts:
             part.settle(usage, usd=usd, device_seconds=device_seconds)
 
+    def double(self) -> None:
+        """See Reservation."""
+        for part in self._parts:
+            part.double()
+
     def release(self) -> None:
         """See Reservation."""
         for part in self._parts:
@@ -46,12 +55,13 @@ class Reservation:
     Leaving a `with` block releases what was not settled.
     """
 
-    __slots__ = ("_account", "_key", "_lock", "calls", "tokens", "usd")
+    __slots__ = ("_account", "_key", "_lock", "_more", "calls", "tokens", "usd")
 
     def __init__(self, account: Settles, key: str, amount: Spent) -> None:
         self._account = account
         self._key: str | None = key
         self._lock = threading.Lock()
+        self._more: tuple[Reservation, ...] = ()
         self.tokens = amount.tokens
         self.calls = amount.model_calls
         self.usd = amount.usd
@@ -63,6 +73,18 @@ class Reservation:
         """
         self._end(spent_of(usage, max(self.calls, usage.calls), usd, device_seconds))
 
+    def double(self) -> None:
+        """Set as much aside once more: the call is made again, and what was sent before may be spent.
+
+        Raises BudgetExceeded, with nothing more set aside, if that does not fit.
+        """
+        more = self._account.reserve(self.tokens, self.calls, usd=self.usd, priority=_BEFORE_ALL)
+        with self._lock:
+            if self._key is not None:
+                self._more = (*self._more, more)
+                return
+        more.release()
+
     def release(self) -> None:
         """Nothing was spent: give everything back. Never raises."""
         self._end(Spent())
@@ -72,6 +94,8 @@ class Reservation:
             key, self._key = self._key, None
         if key is not None:
             self._account.settle(key, used)
+            for more in self._more:
+                more.release()
 
     def __enter__(self) -> Self:
         return self

@@ -101,7 +101,7 @@ def noting_client(note: Callable[[FailedTry], None], refuses: Callable[[], str] 
 
 def _is_repeated(request: Any) -> bool:
     """The openai package numbers its tries."""
-    return request.headers.get("x-stainless-retry-count", "0") != "0"
+    return str(request.headers.get("x-stainless-retry-count", "0")) != "0"
 
 
 def _refusal(request: Any, why: str) -> Any:

@@ -26,7 +26,7 @@ class Budgets:
 
     def __init__(self, *, books: Books, host: Host, caller: Callable[[], Caller], clock: Clock) -> None:
         self._books = books
-        self.gate = Gate(host=host, account=books.account)
+        self.gate = Gate(host=host, account=books.account, pool=books.pool, worst_usd=books.worst_usd)
         self._caller = caller
         self._clock = clock
         self._admission: Admission | None = None

@@ -14,12 +14,12 @@ from agentkv.core.hint import HintKind
 from agentkv.core.task import Caller, PriorityClass
 from agentkv.core.usage import Usage
 from agentkv.engine.base import Engine, Generation, Request, Stream, changed
+from agentkv.engine.attempts import repeating
 from agentkv.engine.deferred import deferred
 from agentkv.errors import BudgetExceeded, Closed
-from agentkv.log import warn_once
 from agentkv.runtime.books import Books
 from agentkv.runtime.emit import Emitter
-from agentkv.runtime.gate import Gate, closing_turn, in_loop, waiting
+from agentkv.runtime.gate import Gate, closing_turn, in_loop, waiting, warn_without_price
 from agentkv.runtime.planner import Planner
 from agentkv.runtime.prefixes import Prefixes
 
@@ -119,7 +119,16 @@ class ModelCalls:
         decision = "finish" if is_over else self._gate.refused(account, request.caller, refused)
         if decision == "finish":
             return closing_turn(request, refused, self._engine.model)
-        return waiting(account, reserved, started) if decision == "queue" else None
+        if decision != "queue":
+            return None
+
+        def elsewhere(other: BudgetExceeded) -> Stream | None:
+            return self._refused(request, other, is_over, reserved, started)
+
+        caller = request.caller
+        flow = caller.task if account is self._books.pool(caller.task) else ""
+        priority = int(request.priority)
+        return waiting(account, refused, reserved, started, elsewhere, priority=priority, flow=flow)
 
     def _account_of(self, task: str, refused: BudgetExceeded) -> Account:
         """The account that refused: the task's, or that of all tasks of its type."""
@@ -128,11 +137,14 @@ class ModelCalls:
 
     def _started(self, request: Request, reservation: Reservation | Both, input_tokens: int, loop: str) -> Stream:
         try:
+        asked_again = repeating.set(self._gate.repeating(request.caller, reservation))
             stream = self._engine.submit(request)
         except BaseException:
             reservation.release()
             raise
         self._books.watch(stream, request, reservation, input_tokens, loop=loop)
+        finally:
+            repeating.reset(asked_again)
         self._tell_turn(stream, request)
         return stream
 
@@ -151,15 +163,12 @@ class ModelCalls:
         priced = budget.usd is not None or (pool is not None and pool.budget.usd is not None)
         device_s = account.longest_device_s
 
+        priority = int(request.priority)
         def cost(tokens: int) -> Decimal:
             usage = Usage(input_tokens=input_tokens, output_tokens=max(0, tokens - input_tokens), calls=1)
             usd = self._books.worst_usd(usage, device_s=device_s)
             if usd is None:
-                warn_once(
-                    "budget_without_price",
-                    model=self._engine.model,
-                    advice="a budget in usd cannot hold for it; add its price (prices=...) or limit tokens",
-                )
+                warn_without_price(self._engine.model)
             return ZERO if usd is None else usd
 
         most = request.sampling.max_tokens
@@ -167,10 +176,12 @@ class ModelCalls:
             most = min(len(request.forced_ids), most or len(request.forced_ids))
         if most is not None or (budget.tokens is None and budget.usd is None):
             tokens = input_tokens + request.n * (most or 0)
-            reservation = account.reserve(tokens, usd=cost(tokens) if priced else ZERO)
+            reservation = account.reserve(tokens, usd=cost(tokens) if priced else ZERO, priority=priority)
         else:
             context_tokens = getattr(self._engine, "context_tokens", None)
-            reservation = account.reserve_rest(input_tokens + 1, context_tokens, cost=cost if priced else None)
+            reservation = account.reserve_rest(
+                input_tokens + 1, context_tokens, cost=cost if priced else None, priority=priority
+            )
             if budget.tokens is not None or reservation.usd:
                 room = (reservation.tokens - input_tokens) // request.n
                 sampling = replace(request.sampling, max_tokens=max(1, room))
@@ -178,7 +189,7 @@ class ModelCalls:
         if pool is None:
             return request, reservation
         try:
-            return request, Both(reservation, pool.reserve(reservation.tokens, usd=reservation.usd))
+            return request, Both(reservation, pool.reserve(reservation.tokens, usd=reservation.usd, priority=priority))
         except BaseException:
             reservation.release()
             raise

@@ -14,8 +14,9 @@ from decimal import Decimal
 from typing import Any, Literal, TypeVar
 
 from agentkv import log
-from agentkv.budget.account import Account, again
-from agentkv.budget.limits import Budget
+from agentkv.budget.account import CALLS, ROUNDS, TOOLS, Account, Both, Reservation, again
+from agentkv.budget.amounts import RETRY
+from agentkv.budget.limits import ZERO, Budget
 from agentkv.core.host import Host
 from agentkv.core.task import Caller
 from agentkv.core.usage import Usage
@@ -35,9 +36,18 @@ Decision = Literal["finish", "queue", "again"]
 class Gate:
     """Decides by the account's `on_exceeded`. Thread-safe."""
 
-    def __init__(self, *, host: Host, account: Callable[[str], Account]) -> None:
+    def __init__(
+        self,
+        *,
+        host: Host,
+        account: Callable[[str], Account],
+        pool: Callable[[str], Account | None],
+        worst_usd: Callable[..., Decimal | None],
+    ) -> None:
         self._host = host
         self._account = account
+        self._pool = pool
+        self._worst_usd = worst_usd
         self.closed = False
         """Set at the end: who waits then is told."""
         self.has_stopped = False
@@ -92,21 +102,63 @@ class Gate:
         if account.stopped is not None and account.budget.on_exceeded == "raise":
             raise self._host.stopping(again(account.stopped))
 
-    def foreign_call(self, caller: Caller) -> None:
-        """A model call that another client makes for `caller` starts now. Raises if nothing at all is left for it."""
-        account = self._account(caller.task)
-        least = Decimal("1e-9") if account.used.usd else Decimal(0)  # a model that cost something will do so again
+    def foreign_call(
+        self, caller: Caller, worst: Callable[[int], Usage] = lambda _unnamed: Usage(), *, model: str = "",
+        again: bool = False,
+    ) -> Reservation | Both:  # fmt: skip
+        """A model call that another client makes for `caller` starts now: what it may use at most is set aside.
 
-        def step() -> None:
-            account.reserve(0, usd=least).release()
+        `worst` counts it, if that is needed; a call that does not say how much it may write is taken to write as much
+        as the longest so far. `again`: the framework repeats one that failed. Release it once the call is recorded.
+        Raises BudgetExceeded, or the framework's control flow, if it does not fit.
+        """
+        account, pool = self._account(caller.task), self._pool(caller.task)
+        budgets = [one.budget for one in (account, pool) if one is not None]
+        usage, usd = Usage(), ZERO
+        if any(budget.tokens is not None or budget.usd is not None for budget in budgets):
+            usage = worst(account.longest_output_tokens)
+        if any(budget.usd is not None for budget in budgets):
+            usd = self._worst_usd(usage, device_s=0.0, foreign=model) or ZERO
+            if not usd:
+                warn_without_price(model)
 
-        self._stepped(account, caller, step)
+        def step() -> Reservation | Both:
+            account.attempt(caller.branch, caller.node, caller.attempt)
+            held = account.reserve(usage.total_tokens, usd=usd)
+            try:
+                return held if pool is None else Both(held, pool.reserve(usage.total_tokens, usd=usd))
+            except BaseException:
+                held.release()
+                raise
+
+        if again:
+            self._stepped(account, caller, lambda: account.loop(RETRY), ROUNDS + RETRY)
+        return self._stepped(account, caller, step, CALLS)
+
+    def repeating(self, caller: Caller, held: Reservation | Both) -> Callable[[bool], None]:
+        """What to call before a client sends a call of `caller` again: it counts as a retry, and where the try before
+        may have been paid for (True), as much is set aside as for that one. It raises BudgetExceeded if not.
+        """
+        here = contextvars.copy_context()  # it is called on whatever thread the client has
+
+        def repeated(lost: bool) -> None:
+            account = self._account(caller.task)
+            try:
+                if lost:
+                    held.double()
+                account.loop(RETRY)
+            except BudgetExceeded as refused:
+                if account.budget.on_exceeded == "raise":
+                    here.run(self.refused, account, caller, refused)
+                raise here.run(self._host.stopping, refused) from None
+
+        return repeated
 
     def tool_call(self, caller: Caller) -> None:
         """A tool call of `caller` starts now. Raises BudgetExceeded or the framework's control flow if it must not."""
         account = self._account(caller.task)
         try:
-            self._stepped(account, caller, account.tool_call)
+            self._stepped(account, caller, account.tool_call, TOOLS)
         except BudgetExceeded as refused:
             if account.budget.on_exceeded == "finish":
                 account.tool_refused(refused)
@@ -116,38 +168,69 @@ class Gate:
         """A round of a loop of `caller` starts now; the refusal if its model calls are to be closing turns."""
         account = self._account(caller.task)
         try:
-            self._stepped(account, caller, lambda: account.loop(kind, limit))
+            self._stepped(account, caller, lambda: account.loop(kind, limit), ROUNDS + kind)
         except BudgetExceeded as refused:
             if account.budget.on_exceeded in ("finish", "interrupt"):
                 return refused
             raise
         return None
 
-    def _stepped(self, account: Account, caller: Caller, step: Callable[[], object]) -> None:
+    def _stepped(self, account: Account, caller: Caller, step: Callable[[], _T], line: str) -> _T:
         while True:
             try:
-                step()
+                return step()
             except BudgetExceeded as refused:
-                decision = self.refused(account, caller, refused)
+                pool = self._pool(caller.task)
+                who = pool if pool is not None and pool.task == refused.task else account
+                decision = self.refused(who, caller, refused)
                 if decision == "again":
                     continue
                 if decision == "finish":
                     raise
                 if _in_event_loop():  # nothing may wait here
                     raise self._host.stopping(refused) from None
-                account.wait(step, timeout_s=account.budget.wait_s)
-            return
+                try:
+                    waited: _T = who.wait(step, timeout_s=who.budget.wait_s, refused=refused, line=line)
+                except BudgetExceeded as other:
+                    if other.task != who.task:
+                        continue  # meanwhile it is another account that it does not fit into
+                    raise self._host.stopping(other) from None
+                return waited
 
 
 def waiting(
     account: Account,
+    refused: BudgetExceeded,
     step: Callable[[], _T],
     start: Callable[[_T], Stream],
+    elsewhere: Callable[[BudgetExceeded], Stream | None],
+    *,
+    priority: int = 0,
+    flow: str = "",
 ) -> Stream:
-    """A stream whose call starts as soon as `step`, its reservation, fits. A thread of its own waits.
+    """A stream whose call starts when it is its turn and `step`, its reservation, fits. A thread of its own waits.
 
     It fails with BudgetExceeded after the budget's `wait_s`. Cancelled while it waits, nothing is reserved or started.
+    A refusal by another account than this one is `elsewhere`'s.
     """
+
+    def begun(gone: Callable[[], bool]) -> Stream | None:
+        try:
+            passed: _T | None = account.wait(
+                step, timeout_s=account.budget.wait_s, gone=gone, refused=refused, priority=priority, flow=flow
+            )
+        except BudgetExceeded as error:
+            stream = None if error.task == account.task else elsewhere(error)
+            if stream is None:
+                raise
+            return stream
+        return None if passed is None else start(passed)
+
+    return _begun_later(begun)
+
+
+def _begun_later(begun: Callable[[Callable[[], bool]], Stream | None]) -> Stream:
+    """A stream that passes on what the stream of `begun(gone)` brings, on a thread of its own."""
     inner: list[Stream] = []
 
     def cancel() -> None:
@@ -158,10 +241,9 @@ def waiting(
 
     def run() -> None:
         try:
-            passed: _T | None = account.wait(step, timeout_s=account.budget.wait_s, gone=lambda: outer.ended)
-            if passed is None:
+            stream = begun(lambda: outer.ended)
+            if stream is None:
                 return
-            stream = start(passed)
             inner.append(stream)
             if outer.ended:
                 stream.cancel()
@@ -174,6 +256,15 @@ def waiting(
     context = contextvars.copy_context()
     threading.Thread(target=context.run, args=(run,), name="agentkv-waits-for-budget", daemon=True).start()
     return outer
+
+
+def warn_without_price(model: str) -> None:
+    """A budget in money and a call whose price nobody knows."""
+    log.warn_once(
+        "budget_without_price",
+        model=model or "unknown",
+        advice="a budget in usd cannot hold for it; add its price (prices=...) or limit tokens",
+    )
 
 
 def closing_turn(request: Request, refused: BudgetExceeded, model: str) -> Stream:

@@ -25,12 +25,11 @@ class Pricing:
         self._model = model
         self._self_hosted = self_hosted
 
-    def worst_usd(self, usage: Usage, *, device_s: float) -> Decimal | None:
-        """What a call of our engine costs at most; None where no price is known."""
+    def worst_usd(self, usage: Usage, *, device_s: float, foreign: str | None = None) -> Decimal | None:
+        """What a call of our engine (or of the model `foreign`, somewhere else) costs at most; None if nobody knows."""
+        model, ours = (self._model, self._self_hosted) if foreign is None else (foreign, False)
         written = replace(usage, cache_write_tokens=usage.input_tokens, cache_write_long_tokens=usage.input_tokens)
-        costs = [
-            self._cost(self._model, some, self_hosted=self._self_hosted, device_s=device_s) for some in (usage, written)
-        ]
+        costs = [self._cost(model, some, self_hosted=ours, device_s=device_s) for some in (usage, written)]
         known = [cost.usd for cost in costs if cost is not None and cost.usd is not None]
         return max(known) if known else None
 

@@ -19,6 +19,6 @@ def openai_clients(kv: Any) -> dict[str, Any]:
     """
     callback = callback_of(kv)
     return {
-        "http_client": noting_client(callback.http_failed),
-        "http_async_client": noting_async_client(callback.http_failed),
+        "http_client": noting_client(callback.http_failed, callback.http_refuses),
+        "http_async_client": noting_async_client(callback.http_failed, callback.http_refuses),
     }

@@ -157,7 +157,8 @@ class AgentKVCallback(BaseCallbackHandler):
         started = ModelRun.started(caller, time.monotonic(), prompts[0] if prompts else None, run)
         try:
             if not started.ours:
-                self._kv.budgets.gate.foreign_call(caller)
+                gate = self._kv.budgets.gate
+                started.held = gate.foreign_call(caller, started.worst, model=started.asked, again=started.is_retry)
         except (BudgetExceeded, GraphBubbleUp):
             raise
         except Exception as error:
@@ -197,6 +198,10 @@ class AgentKVCallback(BaseCallbackHandler):
             )
         except Exception as failure:
             log.failed("callback_failed", where="llm_error", error=repr(failure))
+        finally:
+            run.over()
+        if run.refused is not None:
+            raise run.refused from error
 
     def on_llm_end(self, response: LLMResult, *, run_id: UUID, **kwargs: Any) -> None:
         run = self._model_over(run_id) or ModelRun(caller=Caller(), started_s=time.monotonic())
@@ -205,6 +210,8 @@ class AgentKVCallback(BaseCallbackHandler):
                 self._bill(response, run)
         except Exception as error:
             log.failed("callback_failed", where="llm_end", error=repr(error))
+        finally:
+            run.over()
 
     def _model_over(self, run_id: UUID) -> ModelRun | None:
         _running.set(None)
@@ -248,6 +255,8 @@ class AgentKVCallback(BaseCallbackHandler):
             run = _running.get()
             caller = self._kv.caller() if run is None else run.caller
             usage = Usage()
+            if run is not None:
+                run.lost = not failed.refused
             if not failed.refused:
                 usage = Usage(input_tokens=0 if run is None else run.input_tokens(), calls=1)
             self._kv.record_call(
@@ -265,6 +274,20 @@ class AgentKVCallback(BaseCallbackHandler):
                     self._noted.popitem(last=False)
         except Exception as error:
             log.failed("callback_failed", where="http", error=repr(error))
+
+    def http_refuses(self) -> str:
+        """Why the call that is under way here must not be sent again; "" if it may."""
+        run = _running.get()
+        if run is None or run.held is None:
+            return ""
+        try:
+            self._kv.budgets.gate.repeating(run.caller, run.held)(run.lost)
+        except (BudgetExceeded, GraphBubbleUp) as refused:
+            run.refused = refused
+            return str(refused)
+        except Exception as error:
+            log.failed("callback_failed", where="http_again", error=repr(error))
+        return ""
 
     def _is_noted(self, error: BaseException) -> bool:
         """Whether this error's last try is on the books already."""

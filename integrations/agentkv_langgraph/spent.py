@@ -21,6 +21,8 @@ from agentkv.core.usage import Usage
 
 _TOKENS_PER_MESSAGE = 4  # what a chat template adds around each message, about
 _FIRST_ERROR = 400
+_MOST = ("max_tokens", "max_completion_tokens", "max_output_tokens", "num_predict")
+_AGAIN = "retry:attempt:"  # LangChain's tag of what `with_retry` runs
 _MOST_CAUSES = 8
 _USAGE = {"usage"}
 _USUAL = {"input_tokens", "output_tokens", "total_tokens", "input_token_details"}
@@ -45,6 +47,12 @@ class ModelRun:
     told: list[Any] = field(default_factory=list)
     counted_to: int = 0
     texts: list[str] = field(default_factory=list)
+    most_tokens: int | None = None
+    answers: int = 1
+    is_retry: bool = False
+    held: Any = None  # what its budget has set aside for it
+    lost: bool = False
+    refused: Exception | None = None
 
     @classmethod
     def started(cls, caller: Caller, now_s: float, prompt: Any, run: dict[str, Any]) -> ModelRun:
@@ -58,7 +66,23 @@ class ModelRun:
             prompt=prompt,
             tools=asked.get("tools"),
             ours=about.get("ls_provider") == "agentkv",
+            most_tokens=next(
+                (most for name in _MOST if (most := asked.get(name)) is not None), about.get("ls_max_tokens")
+            ),
+            answers=asked.get("n") or 1,
+            is_retry=any(str(tag).startswith(_AGAIN) and tag != f"{_AGAIN}1" for tag in run.get("tags") or ()),
         )
+
+    def worst(self, unnamed_tokens: int) -> Usage:
+        """What the call may use at most; `unnamed_tokens` are taken where it does not say how much it may write."""
+        most = self.most_tokens if isinstance(self.most_tokens, int) else unnamed_tokens
+        answers = self.answers if isinstance(self.answers, int) else 1
+        return Usage(input_tokens=self.input_tokens(), output_tokens=max(0, most * answers), calls=1)
+
+    def over(self) -> None:
+        """It is recorded: nothing is set aside for it any more."""
+        if self.held is not None:
+            self.held.release()
 
     def chunk(self, token: Any, chunk: Any) -> None:
         """Note what a chunk brings."""
