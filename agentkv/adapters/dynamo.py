@@ -49,7 +49,7 @@ class Told:
 
 
 class Dynamo:
-    """One frontend. `deliver`, `tick` and `reset` by one thread; `extra` and `ended` from any.
+    """One frontend. `deliver`, `tick` and `reset` by one thread; `carries` and `ended` from any.
 
     `speculative_prefill`: after a turn Dynamo computes the beginning of the next one. It renders that without tools and
     without a salt, so for sessions with either it would compute what nobody asks for; None (the default) sends it from
@@ -88,7 +88,7 @@ class Dynamo:
 
     # -- calls
 
-    def extra(self, about: SessionFacts) -> Extra | None:
+    def carries(self, about: SessionFacts) -> Extra | None:
         """Body and headers of the next call; nothing identifies a caller that nobody knows."""
         with self._lock:
             tooled = about.session in self._tooled
