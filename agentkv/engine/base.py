@@ -112,6 +112,9 @@ class Generation:
     """ "budget": no model was asked, the call did not fit into it."""
     logprobs: tuple[TokenLogprob, ...] = ()
     others: tuple[Choice, ...] = ()
+    drafted_tokens: int = 0
+    """Output tokens of all choices that were guessed ahead, and how many of them the model then chose (`accepted_tokens`)."""
+    accepted_tokens: int = 0
 
     @property
     def choices(self) -> tuple[Generation | Choice, ...]:

@@ -10,7 +10,7 @@ import secrets
 from collections.abc import Sequence
 
 from agentkv.core.message import ToolCall
-from agentkv.engine.base import FinishReason
+from agentkv.engine.base import FinishReason, TokenLogprob
 from agentkv.engine.local.detokenise import Detokeniser, StopGate
 from agentkv.engine.local.tokeniser import Tokeniser
 from agentkv.engine.local.toolcalls import Gate
@@ -42,7 +42,12 @@ class Answer:
         self._gate = gate
         self._written: list[str] = []  # control tokens and ordinary text, as a template would render them
         self._plain = ""
+        self._waiting: list[tuple[int, TokenLogprob]] = []  # (where its bytes end, entry)
+        self._spelled_bytes = self._shown_bytes = 0
+        self._told: list[TokenLogprob] = []
         self.token_ids: list[int] = []
+        self.logprobs: list[TokenLogprob] = []
+        """The entries of the text that was shown."""
         self.text = ""
         self.raw = ""
         self.reason: FinishReason | None = None
@@ -53,15 +58,23 @@ class Answer:
         return None if self._forced_ids is None else self._forced_ids[len(self.token_ids)]
 
     @property
+    def left_tokens(self) -> int:
+        """How many more may come."""
+        return self._max_tokens - len(self.token_ids)
+
+    @property
     def written(self) -> str:
         """All that was written with control tokens as their text, spelled ones marked: what a transcript holds."""
         return "".join(self._written) + self._tokeniser.guard(self._plain)
 
-    def add(self, token_id: int) -> str:
+    def add(self, token_id: int, logprob: TokenLogprob | None = None) -> str:
         """The text that may be shown now that this token is known."""
         self.token_ids.append(token_id)
         control = self._tokeniser.control(token_id)
         if control is None:
+            if logprob is not None:
+                self._spelled_bytes += len(logprob.raw)
+                self._waiting.append((self._spelled_bytes, logprob))
             piece = self._detokeniser.feed(token_id)
             self._plain += piece
         else:
@@ -77,7 +90,23 @@ class Answer:
         self.raw += safe
         shown = self._gate.feed(safe)
         self.text += shown
+        self._certain(shown)
         return shown
+
+    def _certain(self, shown: str) -> None:
+        """Log probabilities go with the text: those of tokens that are shown to their last byte."""
+        if not self._waiting:
+            return
+        self._shown_bytes += len(shown.encode())
+        count = sum(end <= self._shown_bytes for end, _ in self._waiting)
+        fresh, self._waiting = [entry for _, entry in self._waiting[:count]], self._waiting[count:]
+        self._told += fresh
+        self.logprobs += fresh
+
+    def take_logprobs(self) -> tuple[TokenLogprob, ...]:
+        """Entries of what was shown since this was asked last."""
+        told, self._told = self._told, []
+        return tuple(told)
 
     def _end(self, token_id: int) -> FinishReason | None:
         if self._stop.hit is not None:
@@ -102,6 +131,8 @@ class Answer:
         tail = self._gate.feed(rest)
         held, wanted = self._gate.finish(cut=self.reason == "length" and self._stop.hit is None)
         self.text += tail + held
+        if not wanted:
+            self._certain(tail + held)
         if self._stop.hit is not None:
             self.reason = "stop"
         if wanted:

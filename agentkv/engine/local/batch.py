@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
-from typing import TypeVar
 
 from agentkv.clock import Clock
 from agentkv.core.residency import Tier
@@ -24,9 +23,10 @@ from agentkv.kv.streams import Event
 from agentkv.kv.ticket import Ticket
 from agentkv.kv.tiers import Tiers
 
-_Token = TypeVar("_Token")
 PATIENCE_S = 0.05
 """How long a starving sequence waits for writes under way before the youngest is sent back."""
+_CHEAP_ROWS = 16
+"""So many decoded tokens cost a step about what one does: what is left of them goes to drafts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,6 +35,8 @@ class Turn:
 
     sequence: Sequence
     span: Span
+    draft: Seq[int] = ()
+    """The last tokens of the span that are guesses."""
 
 
 class Batch:
@@ -185,31 +187,51 @@ class Batch:
         """The next step: a token for everyone who decodes, and up to a chunk of prompt, earliest first."""
         turns: list[Turn] = []
         left = self._chunk_tokens
+        rows = _CHEAP_ROWS - sum(one.decoding for one in self.running)
         starved = False
         for sequence in in_order(self.running):
             if sequence not in self.running:
                 continue  # sent back for one before it
             count = min(left, len(sequence.ids) - sequence.computed)
+            draft: Seq[int] = ()
             if sequence.decoding:
                 count = 1
                 if not self._grow(sequence):
                     starved = True
                     continue
+                draft = self._draft(sequence, rows)
+                rows -= len(draft)
             elif count == 0:
                 continue
             else:
                 left -= count
             end = sequence.computed + count
             span = Span(
-                token_ids=sequence.ids[sequence.computed : end],
+                token_ids=[*sequence.ids[sequence.computed : end], *draft],
                 start=sequence.computed,
                 blocks=sequence.blocks,
                 sample=end == len(sequence.ids),
+                drafted=len(draft),
             )
-            turns.append(Turn(sequence=sequence, span=span))
+            turns.append(Turn(sequence=sequence, span=span, draft=draft))
         if not starved:
             self._starving_since_s = None
         return [turn for turn in turns if turn.sequence in self.running]
+
+    def _draft(self, sequence: Sequence, most: int) -> Seq[int]:
+        """Guesses for a sequence that decodes; as many as there is room for without anybody giving way."""
+        most = min(most, sequence.answer.left_tokens - 1)
+        draft = sequence.guesses(most) if most > 0 else ()
+        while draft:
+            room = len(sequence.blocks) * BLOCK_TOKENS - len(sequence.ids)
+            if room >= len(draft):
+                break
+            new = self._tiers.allocate(1)
+            if new is None:
+                return draft[:room]
+            sequence.blocks += new
+            self._fresh += new
+        return draft
 
     def _grow(self, sequence: Sequence) -> bool:
         """Make sure that the next token has a place."""
@@ -242,10 +264,13 @@ class Batch:
         return fresh
 
     def commit(self, turns: Seq[Turn], written: Event) -> None:
-        """The step is computed: full blocks become immutable and findable."""
+        """The step is computed and its tokens are chosen: full blocks become immutable and findable.
+
+        What stands in the pool behind the last chosen token came from guesses: the next step writes over it.
+        """
         for turn in turns:
             sequence = turn.sequence
-            sequence.computed = turn.span.end
+            sequence.computed = min(turn.span.end, len(sequence.ids) - 1) if turn.span.sample else turn.span.end
             full = sequence.computed // BLOCK_TOKENS
             if full == sequence.committed:
                 continue
@@ -328,10 +353,3 @@ class Batch:
         sequence.computed = sequence.committed = 0
         if blocks:
             self._tiers.release(sequence.session.key, blocks, used=self._tiers.streams.record())
-
-
-def tokens_of(good: Seq[Turn], turns: Seq[Turn], tokens: Seq[_Token]) -> list[_Token]:
-    """The tokens of the `good` ones among `turns`."""
-    left = iter(tokens)
-    chosen = {id(turn): next(left) for turn in turns if turn.span.sample}
-    return [chosen[id(turn)] for turn in good if turn.span.sample]

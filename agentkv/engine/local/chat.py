@@ -80,8 +80,12 @@ class Chat:
             return False
         return _PROBE in shown
 
-    def render(self, messages: Sequence[Message], tools: Sequence[ToolSpec], raw_of: RawOf) -> str:
+    def render(
+        self, messages: Sequence[Message], tools: Sequence[ToolSpec], raw_of: RawOf, *, go_on: bool = False
+    ) -> str:
         """The prompt text, up to where the assistant's answer begins; spelled control tokens are marked.
+
+        `go_on`: the last message is the assistant's, and its text ends the prompt: no turn ends or begins after it.
 
         Raises RequestInvalid if the model has no template or there are no messages, TemplateRejected with the
         template's own words if it refuses.
@@ -101,8 +105,8 @@ class Chat:
                 turns.append(turn)
         specs = [self._guarded(spec_of(tool)) for tool in tools] or None
         if specs and not self._knows_tools:
-            return self._apply(_with_preamble(turns, specs), None)
-        return self._apply(turns, specs)
+            turns, specs = _with_preamble(turns, specs), None
+        return self._apply(turns, specs, go_on=go_on)
 
     def _turn(self, message: Message, raw_of: RawOf, *, results: bool) -> dict[str, Any]:
         guard = self._tokeniser.guard
@@ -146,10 +150,10 @@ class Chat:
             return [self._guarded(item) for item in value]
         return value
 
-    def _apply(self, turns: list[dict[str, Any]], tools: list[dict[str, Any]] | None) -> str:
+    def _apply(self, turns: list[dict[str, Any]], tools: list[dict[str, Any]] | None, *, go_on: bool = False) -> str:
         try:
             text: str = self._tokenizer.apply_chat_template(
-                turns, tools=tools, tokenize=False, add_generation_prompt=True
+                turns, tools=tools, tokenize=False, add_generation_prompt=not go_on, continue_final_message=go_on
             )
         except Exception as error:  # the template is a program of the model's author: it may raise anything
             raise TemplateRejected(

@@ -14,29 +14,31 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, Self
 
+from torch import Tensor
+
 from agentkv.clock import Clock, SystemClock
 from agentkv.core.forecast import Forecast
 from agentkv.core.rates import Rates
 from agentkv.core.residency import Move, Receipt, Residency
 from agentkv.core.task import Caller
-from agentkv.engine.base import Chunk, Request, Stream
+from agentkv.engine.base import Request, Stream
 from agentkv.engine.local.archive import disk_tier, revive
-from agentkv.engine.local.batch import Batch, Turn, tokens_of
+from agentkv.engine.local.batch import Batch, Turn
 from agentkv.engine.local.chat import Written
 from agentkv.engine.local.gauge import PrefillMeter
 from agentkv.engine.local.intake import Intake
 from agentkv.engine.local.loader import LoadedModel
 from agentkv.engine.local.restores import Restores
 from agentkv.engine.local.runner import Runner
-from agentkv.engine.local.sampler import choose
 from agentkv.engine.local.sequence import Sequence
 from agentkv.engine.local.sessions import Sessions
 from agentkv.engine.local.timing import book_step
+from agentkv.engine.local.writing import Fresh, write
 from agentkv.errors import Closed, ConfigError, ModelError
 from agentkv.kv.family import Family
 from agentkv.kv.geometry import BLOCK_TOKENS
 from agentkv.kv.index import root_key
-from agentkv.kv.streams import Streams
+from agentkv.kv.streams import Event, Streams
 from agentkv.kv.tiers import Tiers
 from agentkv.log import failed
 from agentkv.policy.schedule import Admit
@@ -50,7 +52,8 @@ class LocalEngine:
 
     `device_memory`, `host_memory` (0: no such tier) and `disk_memory` are bytes; with a `family` host and disk are shared
     with engines on other devices. `salt` separates tenants; with `persist` sessions are on disk when it closes, for
-    the next engine with this model, salt and disk. A context manager; `close()` is idempotent and ends every call with
+    the next engine with this model, salt and disk. `speculate`: tokens are guessed from the context and checked several
+    in a step, which changes no answer (`drafts.py`). A context manager; `close()` is idempotent and ends every call with
     Closed. Raises ConfigError on sizes that cannot work.
     """
 
@@ -72,6 +75,7 @@ class LocalEngine:
         at_close: Callable[[Mapping[str, Any]], None] | None = None,
         chunk_tokens: int = 512,
         max_batch: int = 16,
+        speculate: bool = True,
         clock: Clock | None = None,
         streams: Streams | None = None,
     ) -> None:
@@ -110,7 +114,9 @@ class LocalEngine:
         pool_tokens = self.tiers.num_blocks * BLOCK_TOKENS
         self.context_tokens = min(model.context_tokens, pool_tokens)
         """The most that a prompt and its answer may have together, by the model and by the device memory."""
-        self._intake = Intake(model, self._sessions, root=root, pool_tokens=pool_tokens, clock=self._clock)
+        self._intake = Intake(
+            model, self._sessions, root=root, pool_tokens=pool_tokens, clock=self._clock, speculate=speculate
+        )
         self.count_text = self._intake.tokeniser.count
         self._batch = Batch(self.tiers, clock=self._clock, chunk_tokens=chunk_tokens, max_batch=max_batch)
         self._runner = Runner(model.model, self.tiers.pool)
@@ -134,13 +140,13 @@ class LocalEngine:
         self._refuse_in_a_child()
         if self._closing:
             raise Closed("this engine is closed")
-        sequence = self._intake.sequence(request, on_cancel=self._wake.set, forget=self._forget)
+        sequences = self._intake.sequences(request, on_cancel=self._wake.set, forget=self._forget)
         with self._lock:
             if self._closing:
                 raise Closed("this engine is closed")
-            self._arrived.append(sequence)
+            self._arrived.extend(sequences)
         self._wake.set()
-        return sequence.stream
+        return sequences[0].stream
 
     def _refuse_in_a_child(self) -> None:
         if os.getpid() != self._pid:
@@ -260,8 +266,11 @@ class LocalEngine:
         self._turns = self._batch.plan()
         if not self._turns:
             return False
-        tokens = self._forward(self._turns)
-        self._deliver(self._turns, tokens)
+        logits, written = self._forward(self._turns)
+        planned, self._turns = self._turns, self._batch.confirm(self._turns)
+        fresh = write(planned, self._turns, logits, self._intake.raw)
+        self._batch.commit(self._turns, written)
+        self._deliver(fresh)
         return True
 
     def _take_in(self) -> None:
@@ -273,52 +282,37 @@ class LocalEngine:
                 self._counts["cancelled"] += 1
                 self._abandon(sequence, None)
 
-    def _forward(self, turns: list[Turn]) -> list[int | ModelError]:
-        """Compute the step, make its full blocks findable; the chosen token of every turn that samples."""
+    def _forward(self, turns: list[Turn]) -> tuple[Tensor, Event]:
+        """Compute the step: logits [rows, vocabulary] of the turns that sample, and when the pool was written."""
         self._step_began_s = self._clock.now_s()
         spans = [turn.span for turn in turns]
-        choosers = [turn.sequence.chooser for turn in turns if turn.span.sample]
-        fresh = self._batch.take_fresh()
-        results: list[list[int | ModelError] | Exception] = []
+        zeroed = self._batch.take_fresh()
+        results: list[Tensor | Exception] = []
 
         def compute() -> None:
             try:
-                self._runner.zero(fresh)
-                logits = self._runner.forward(spans)
-                results.append(choose(logits, choosers) if choosers else [])
+                self._runner.zero(zeroed)
+                results.append(self._runner.forward(spans))
             except Exception as error:
                 results.append(error)
 
         self.tiers.streams.launch(compute)
         written = self.tiers.streams.record()
         written.wait()
-        result = results[0]
-        if isinstance(result, Exception):
-            raise result
-        good = self._batch.confirm(turns)
-        if len(good) < len(turns):
-            result = tokens_of(good, turns, result)
-            self._turns = good
-        self._batch.commit(good, written)
+        if isinstance(results[0], Exception):
+            raise results[0]
         self._counts["steps"] += 1
-        return result
+        return results[0], written
 
-    def _deliver(self, turns: list[Turn], tokens: list[int | ModelError]) -> None:
+    def _deliver(self, written: list[Fresh]) -> None:
         """Book the step's time, hand out its tokens, end what has ended."""
         now_s = self._clock.now_s()
-        self._account(turns, now_s)
-        left = iter(tokens)
-        for turn in turns:
-            if not turn.span.sample:
-                continue
-            sequence, token = turn.sequence, next(left)
-            forced = sequence.answer.next_forced
-            if forced is not None:
-                self._add(sequence, forced, now_s)
-            elif isinstance(token, ModelError):
-                self._abandon(sequence, token)
+        self._account(self._turns, now_s)
+        for one in written:
+            if one.error is not None:
+                self._abandon(one.sequence, one.error)
             else:
-                self._add(sequence, token, now_s)
+                self._tell(one, now_s)
 
     def _account(self, turns: list[Turn], now_s: float) -> None:
         prefill = book_step(turns, self._batch.running, began_s=self._step_began_s, now_s=now_s)
@@ -326,29 +320,31 @@ class LocalEngine:
         self._meter.step([turn.span for turn in turns], prefill, now_s - self._step_began_s)
         self.tiers.prefill_tokens_s = self._meter.tokens_s or self.tiers.prefill_tokens_s
 
-    def _add(self, sequence: Sequence, token: int, now_s: float) -> None:
-        answer, clock = sequence.answer, sequence.clock
+    def _tell(self, fresh: Fresh, now_s: float) -> None:
+        sequence, clock = fresh.sequence, fresh.sequence.clock
         if clock.first_s is None:
             clock.first_s = now_s
             self._batch.hold(sequence)
             self._restores.verify(sequence)
         clock.last_s = now_s
-        sequence.ids.append(token)
-        text = answer.add(token)
-        sequence.stream.push(Chunk(text=text, token_ids=(token,)))
-        if answer.reason is not None:
+        sequence.push(fresh.text, fresh.token_ids)
+        if sequence.answer.reason is not None:
             self._complete(sequence)
 
     def _complete(self, sequence: Sequence) -> None:
         answer, session = sequence.answer, sequence.session
         rest, calls = answer.finish()
         if rest:
-            sequence.stream.push(Chunk(text=rest))
+            sequence.push(rest)
         told = Written(raw=answer.raw, content=answer.text, calls=calls)
         session.raw_by_call.update((call.id, told) for call in calls)
         self._counts["completed"] += 1
         self._settle(sequence)
-        sequence.stream.finish(sequence.generation(calls, self.model, self.tiers.geometry.block_bytes))
+        whole = sequence.choices.told(
+            sequence.choice, sequence.generation(calls, self.model, self.tiers.geometry.block_bytes)
+        )
+        if whole is not None:
+            sequence.stream.finish(whole)
 
     def _abandon(self, sequence: Sequence, error: Exception | None) -> None:
         """End a call that has no answer; everything it held is free afterwards."""
@@ -359,7 +355,7 @@ class LocalEngine:
     def _settle(self, sequence: Sequence) -> None:
         """What the call computed belongs to its session now; its blocks are unpinned."""
         session, answer = sequence.session, sequence.answer
-        sequence.stream.device_s = sequence.clock.device_s
+        sequence.stream.device_s += sequence.clock.device_s
         if sequence.computed:
             answer.flush()
             tokeniser = self._intake.tokeniser
@@ -368,6 +364,9 @@ class LocalEngine:
             self._batch.keep_tail(sequence)
             self._batch.hold(sequence)
         self._counts["output_tokens"] += len(answer.token_ids)
+        if sequence.drafter is not None:
+            self._counts["drafted_tokens"] += sequence.drafter.drafted
+            self._counts["accepted_tokens"] += sequence.drafter.accepted
         self._batch.leave(sequence)
         self._sessions.leave(session)
         if session.dropped:  # its task was finished meanwhile
@@ -387,4 +386,6 @@ class LocalEngine:
             sequence.stream.fail(ModelError(f"the model failed while computing: {error!r}"))
 
 
-_COUNTED = ("steps", "completed", "cancelled", "prefill_tokens", "output_tokens")
+_COUNTED = (
+    "steps", "completed", "cancelled", "prefill_tokens", "output_tokens", "drafted_tokens", "accepted_tokens",
+)  # fmt: skip

@@ -1,4 +1,4 @@
-"""Intake: from a Request to a Sequence, in the caller's thread, before anything is started.
+"""Intake: from a Request to its Sequences, in the caller's thread, before anything is started.
 
 Covers: checks, rendering, session choice, tokens, lengths. A request that cannot be answered is refused here, with an
 error that names the field or the numbers.
@@ -17,6 +17,10 @@ from agentkv.core.task import PriorityClass
 from agentkv.engine.base import Request, Stream, refuse_unless
 from agentkv.engine.local.answer import Answer
 from agentkv.engine.local.chat import Chat, spec_of
+from agentkv.engine.local.choices import Choices
+from agentkv.engine.local.drafts import Drafter
+from agentkv.engine.local.grammar import Grammar, grammar_of
+from agentkv.engine.local.guide import Guides
 from agentkv.engine.local.loader import LoadedModel
 from agentkv.engine.local.sampler import Chooser
 from agentkv.engine.local.sequence import Clockwork, Sequence, rank_of
@@ -24,11 +28,12 @@ from agentkv.engine.local.sessions import Session, Sessions
 from agentkv.engine.local.tokeniser import MARK, Tokeniser
 from agentkv.engine.local.toolcalls import Gate, OpenGate, TagGate, TemplateGate
 from agentkv.engine.local.transcript import Transcript
+from agentkv.engine.request import FEATURES
 from agentkv.errors import PromptTooLong, RequestInvalid
 from agentkv.kv.index import BlockKey, root_key
 
 _SYSTEM = ("system", "developer")
-_CAN = frozenset({"salt"})
+_CAN = FEATURES
 """What the engine can do of `request.FEATURES`."""
 
 
@@ -36,7 +41,14 @@ class Intake:
     """Makes sequences for one engine. Thread-safe."""
 
     def __init__(
-        self, loaded: LoadedModel, sessions: Sessions, *, root: BlockKey, pool_tokens: int, clock: Clock
+        self,
+        loaded: LoadedModel,
+        sessions: Sessions,
+        *,
+        root: BlockKey,
+        pool_tokens: int,
+        clock: Clock,
+        speculate: bool = True,
     ) -> None:
         self._loaded = replace(loaded, model=None)  # it outlives the engine's end, the weights must not
         self._sessions = sessions
@@ -44,6 +56,8 @@ class Intake:
         self._pool_tokens = pool_tokens
         self._clock = clock
         self._tokeniser = Tokeniser(loaded.tokenizer)
+        self._guides = Guides(self._tokeniser, vocabulary=loaded.vocabulary, eos_ids=loaded.eos_ids)
+        self._speculate = speculate
         self._chat = Chat(loaded.tokenizer, self._tokeniser, loaded.name)
         self._arrivals = itertools.count()
         self._counted = _Counted()
@@ -54,57 +68,90 @@ class Intake:
         return self._tokeniser
 
     def count_tokens(self, request: Request) -> int:
-        """Exact input tokens of a request. The same thread's next `sequence` of this very request reuses the work."""
+        """Exact input tokens of a request. The same thread's next `sequences` of this very request reuses the work."""
         found = self._prompt(request)
         self._counted.request, self._counted.found, self._counted.base = request, found, found[0].transcript
         return len(found[1].ids)
 
-    def sequence(self, request: Request, *, on_cancel: Callable[[], None], forget: Callable[[str], None]) -> Sequence:
-        """The request, checked and ready to be queued. `forget` is told of sessions that had to make way.
+    def raw(self, token_id: int) -> bytes:
+        """A token's own bytes."""
+        return self._guides.raw(token_id)
 
-        Raises RequestInvalid and its kin; then nothing has happened.
+    def sequences(
+        self, request: Request, *, on_cancel: Callable[[], None], forget: Callable[[str], None]
+    ) -> list[Sequence]:
+        """The request, checked and ready to be queued: a sequence for each of its choices, with one stream.
+
+        `forget` is told of sessions that had to make way. Raises RequestInvalid and its kin; then nothing has happened.
         """
         submitted_s = self._clock.now_s()
         refuse_unless(request, _CAN, engine="the embedded engine")
-        _check_forced(request.forced_ids, self._loaded.vocabulary)
+        _check_ids(request, self._loaded.vocabulary)
         session, transcript, kept = self._counted.take(request) or self._prompt(request)
         max_tokens = self._max_tokens(request, len(transcript.ids))
+        grammar = grammar_of(request) if request.forced_ids is None else None
+        if request.logprobs is not None:
+            self._guides.raw(0)  # ExtraMissing now rather than in the engine's thread
+        parts = [self._parts(request, transcript, grammar, max_tokens, choice) for choice in range(request.n)]
+        known_tokens = min(kept, session.computed_tokens)
+        if not session.template_tokens:
+            session.template_tokens = self._template_tokens(request, transcript)
+        stream, choices = Stream(on_cancel=on_cancel), Choices(request.n)
+        made: list[Sequence] = []
+        for choice, (answer, chooser) in enumerate(parts):
+            ordinal, forgotten = self._sessions.join(session, request.caller)
+            for key in forgotten:
+                forget(key)
+            made.append(
+                Sequence(
+                    stream=stream,
+                    session=session,
+                    transcript=transcript,
+                    answer=answer,
+                    chooser=chooser,
+                    choices=choices,
+                    choice=choice,
+                    drafter=Drafter() if self._speculate and request.forced_ids is None else None,
+                    rank=rank_of(request.priority, ordinal, next(self._arrivals)),
+                    root=root_key(fingerprint=self._root, salt=request.salt) if request.salt else self._root,
+                    ids=list(transcript.ids),
+                    known_tokens=known_tokens,
+                    tail_tokens=known_tokens,
+                    background=request.priority == PriorityClass.BATCH,
+                    clock=Clockwork(submitted_s=submitted_s, mark_s=submitted_s),
+                )
+            )
+        return made
+
+    def _parts(
+        self, request: Request, transcript: Transcript, grammar: Grammar | None, max_tokens: int, choice: int
+    ) -> tuple[Answer, Chooser]:
+        """What writes one choice, and what chooses its tokens; seeded choices have seeds of their own."""
+        sampling = request.sampling
         answer = Answer(
             self._tokeniser,
             prompt_ids=transcript.ids,
             eos_ids=self._loaded.eos_ids,
             max_tokens=max_tokens,
-            stop=request.sampling.stop,
+            stop=sampling.stop,
             forced_ids=request.forced_ids,
-            gate=self._gate(request, transcript.text),
+            gate=self._gate(request, transcript.text, grammar),
         )
-        known_tokens = min(kept, session.computed_tokens)
-        if not session.template_tokens:
-            session.template_tokens = self._template_tokens(request, transcript)
-        chooser = Chooser(request.sampling)
-        ordinal, forgotten = self._sessions.join(session, request.caller)
-        for key in forgotten:
-            forget(key)
-        return Sequence(
-            stream=Stream(on_cancel=on_cancel),
-            session=session,
-            transcript=transcript,
-            answer=answer,
-            chooser=chooser,
-            rank=rank_of(request.priority, ordinal, next(self._arrivals)),
-            root=root_key(fingerprint=self._root, salt=request.salt) if request.salt else self._root,
-            ids=list(transcript.ids),
-            known_tokens=known_tokens,
-            tail_tokens=known_tokens,
-            background=request.priority == PriorityClass.BATCH,
-            clock=Clockwork(submitted_s=submitted_s, mark_s=submitted_s),
-        )
+        if choice and sampling.seed is not None:
+            sampling = replace(sampling, seed=(sampling.seed + choice) % (1 << 63))
+        guide = None if grammar is None else self._guides.guide(grammar)
+        return answer, Chooser(sampling, logprobs=request.logprobs, guide=guide)
 
     def _prompt(self, request: Request) -> tuple[Session, Transcript, int]:
         """(session, the prompt's transcript, how many of its ids were taken over)."""
         task = request.caller.task
         if request.messages is not None:
-            text = self._chat.render(request.messages, request.tools, lambda id_: self._sessions.raw_of(task, id_))
+            text = self._chat.render(
+                request.messages,
+                request.tools,
+                lambda id_: self._sessions.raw_of(task, id_),
+                go_on=request.continue_final_message,
+            )
         else:
             text = (request.prompt or "").replace(MARK, "\ufffd")
         session = self._sessions.choose(request.caller, text, request.session)
@@ -145,9 +192,11 @@ class Intake:
             f"{what}: {needed} tokens do not fit into {where}{advice}", needed_tokens=needed, limit_tokens=limit
         )
 
-    def _gate(self, request: Request, prompt: str) -> Gate:
+    def _gate(self, request: Request, prompt: str, grammar: Grammar | None) -> Gate:
         if not request.tools or request.tool_choice.mode == "none":
             return OpenGate()
+        if grammar is not None and grammar.tags:
+            return TagGate()
         if getattr(self._loaded.tokenizer, "response_template", None):
             tools = [spec_of(tool) for tool in request.tools]
             return TemplateGate(self._loaded.tokenizer, prompt=prompt, tools=tools)
@@ -171,8 +220,12 @@ class _Counted(threading.local):
         return None if session.calls or session.dropped else found
 
 
-def _check_forced(forced_ids: tuple[int, ...] | None, vocabulary: int) -> None:
-    if forced_ids is None:
-        return
-    if not forced_ids or not all(isinstance(id_, int) and 0 <= id_ < vocabulary for id_ in forced_ids):
+def _check_ids(request: Request, vocabulary: int) -> None:
+    ids = request.forced_ids
+    if ids is not None and not (ids and all(isinstance(id_, int) and 0 <= id_ < vocabulary for id_ in ids)):
         raise RequestInvalid(f"forced_ids must be one or more ids below {vocabulary}", param="forced_ids")
+    beyond = [id_ for id_, _ in request.sampling.logit_bias if id_ >= vocabulary]
+    if beyond:
+        raise RequestInvalid(
+            f"logit_bias names token {beyond[0]}, but there are {vocabulary}", param="logit_bias", code="invalid_value"
+        )

@@ -24,8 +24,6 @@ from agentkv.errors import ModelError
 _SEEDS = 1 << 63
 _GREEDY_BELOW = 1e-5
 """Colder than this the best token has all the chances, and scores divided by it leave the range of a float."""
-_NO_CHANCE = -9999.0
-"""OpenAI's stand-in for the logarithm of nothing, which JSON cannot say."""
 
 
 class Chance(NamedTuple):
@@ -54,18 +52,21 @@ class Guide(Protocol):
         """This token was written."""
         ...
 
+    def ahead(self, most: int) -> Sequence[int]:
+        """Tokens that must come next, at most `most`."""
+        ...
+
 
 class Chooser:
     """How one call chooses. The generator draws one number per token, on the CPU: the device does not matter.
 
-    `prompt_ids` count for the repetition penalty; `logprobs` as in Request.
+    `logprobs` as in Request.
     """
 
     def __init__(
         self,
         sampling: Sampling,
         *,
-        prompt_ids: Sequence[int] = (),
         logprobs: int | None = None,
         guide: Guide | None = None,
     ) -> None:
@@ -74,11 +75,9 @@ class Chooser:
         self._guide = guide
         self._greedy = sampling.temperature <= _GREEDY_BELOW
         self._counts: dict[int, int] = {}
-        self._seen = set(prompt_ids) if sampling.repetition_penalty != 1 else None
-        penalties = sampling.presence_penalty, sampling.frequency_penalty
-        self._counting = any(penalties) or self._seen is not None
-        self._bent = self._counting or bool(sampling.logit_bias) or guide is not None
-        self.fast = self._greedy and not self._bent and logprobs is None
+        self._counting = bool(sampling.presence_penalty or sampling.frequency_penalty)
+        self._bent = self._counting or bool(sampling.logit_bias)
+        self.fast = self._greedy and not self._bent and logprobs is None and guide is None
         """True if the best score decides, and nobody asks for more."""
         self._generator = torch.Generator()
         self._generator.manual_seed(secrets.randbits(63) if sampling.seed is None else sampling.seed % _SEEDS)
@@ -86,55 +85,51 @@ class Chooser:
     def pick(self, logits: Tensor, forced: int | None = None) -> Picked:
         """A token from one row of logits [vocabulary], or the forced one with what the row says of it."""
         scores = logits.float().cpu()
-        told = scores if self._logprobs is None else torch.log_softmax(scores, dim=-1)
-        bent = self._bend(scores) if self._bent else scores
-        token = forced if forced is not None else int(bent.argmax()) if self._greedy else self._draw(bent)
+        if self._bent:
+            scores = self._bend(scores)
+        told = None if self._logprobs is None else torch.log_softmax(scores, dim=-1)
+        allowed = scores if self._guide is None or forced is not None else self._guide.mask(scores)
+        token = forced if forced is not None else int(allowed.argmax()) if self._greedy else self._draw(allowed)
         self._note(token)
-        if self._logprobs is None:
+        if told is None or self._logprobs is None:
             return Picked(token)
         best, ids = told.topk(min(self._logprobs, len(told)))
-        top = tuple(Chance(id_, max(by, _NO_CHANCE)) for id_, by in zip(ids.tolist(), best.tolist(), strict=True))
-        return Picked(token, max(float(told[token]), _NO_CHANCE), top)
+        top = tuple(Chance(id_, by) for id_, by in zip(ids.tolist(), best.tolist(), strict=True))
+        return Picked(token, float(told[token]), top)
+
+    def ahead(self, most: int) -> Sequence[int]:
+        """Tokens about which the grammar leaves no choice, at most `most`."""
+        return () if self._guide is None else self._guide.ahead(most)
 
     def _bend(self, scores: Tensor) -> Tensor:
-        """Bias, penalties and the grammar, in this order, on a copy."""
+        """Bias and penalties, in this order, on a copy."""
         sampling, scores = self._sampling, scores.clone()
         if sampling.logit_bias:
-            ids, amounts = zip(*sampling.logit_bias, strict=True)
-            scores.index_add_(0, torch.tensor(ids), torch.tensor(amounts, dtype=scores.dtype))
-        if self._seen:
-            ids = torch.tensor(sorted(self._seen))
-            found, by = scores[ids], sampling.repetition_penalty
-            scores[ids] = torch.where(found > 0, found / by, found * by)
-        if self._counts and (sampling.presence_penalty or sampling.frequency_penalty):
+            biased, amounts = zip(*sampling.logit_bias, strict=True)
+            scores.index_add_(0, torch.tensor(biased), torch.tensor(amounts, dtype=scores.dtype))
+        if self._counts:
             ids = torch.tensor(list(self._counts))
             times = torch.tensor(list(self._counts.values()), dtype=scores.dtype)
             scores[ids] -= sampling.presence_penalty + sampling.frequency_penalty * times
-        return scores if self._guide is None else self._guide.mask(scores)
+        return scores
 
     def _note(self, token: int) -> None:
         if self._counting:
             self._counts[token] = self._counts.get(token, 0) + 1
-            if self._seen is not None:
-                self._seen.add(token)
         if self._guide is not None:
             self._guide.accept(token)
 
     def _draw(self, scores: Tensor) -> int:
-        """By temperature, then top-k, top-p and min-p."""
+        """By temperature, then top-p."""
         sampling = self._sampling
         chances = torch.softmax((scores - scores.max()) / sampling.temperature, dim=-1)
         point = float(torch.rand((), generator=self._generator, dtype=torch.float64))
-        if sampling.top_p >= 1 and sampling.top_k is None and not sampling.min_p:
+        if sampling.top_p >= 1:
             return _at(chances, point)
         ordered, ids = chances.sort(descending=True, stable=True)
-        kept = len(ordered) if sampling.top_k is None else min(sampling.top_k, len(ordered))
-        if sampling.top_p < 1:
-            total = ordered[:kept].cumsum(0)
-            kept = min(kept, int(torch.searchsorted(total, sampling.top_p * float(total[-1]))) + 1)
-        if sampling.min_p:
-            kept = min(kept, int((ordered >= sampling.min_p * float(ordered[0])).sum()))
-        return int(ids[_at(ordered[: max(kept, 1)], point)])  # the first token always stays
+        total = ordered.cumsum(0)
+        kept = int(torch.searchsorted(total, sampling.top_p)) + 1  # the first token always stays
+        return int(ids[_at(ordered[:kept], point)])
 
 
 def _at(chances: Tensor, point: float) -> int:

@@ -11,8 +11,10 @@ from dataclasses import dataclass, field
 from agentkv.core.message import ToolCall
 from agentkv.core.task import PriorityClass
 from agentkv.core.usage import Timing, Usage
-from agentkv.engine.base import Generation, Stream
+from agentkv.engine.base import Chunk, Generation, Stream
 from agentkv.engine.local.answer import Answer
+from agentkv.engine.local.choices import Choices
+from agentkv.engine.local.drafts import Drafter
 from agentkv.engine.local.sampler import Chooser
 from agentkv.engine.local.sessions import Session
 from agentkv.engine.local.transcript import Transcript
@@ -77,6 +79,12 @@ class Sequence:
     ids: list[int]
     known_tokens: int
     clock: Clockwork
+    choices: Choices
+    choice: int = 0
+    """Which of the request's answers this is."""
+    drafter: Drafter | None = None
+    certain: bool = False
+    """The last guesses were no guesses: a grammar left no choice."""
     background: bool = False
     model: str = ""
     computed: int = 0
@@ -132,6 +140,19 @@ class Sequence:
             tail = self.ids[done * BLOCK_TOKENS :]
             self.keys += chain_keys(self.root, tail, self.keys[-1] if self.keys else None)
 
+    def push(self, text: str, token_ids: tuple[int, ...] = ()) -> None:
+        """Hand a piece of this answer to the reader."""
+        logprobs = self.answer.take_logprobs()
+        self.stream.push(Chunk(text=text, token_ids=token_ids, choice=self.choice, logprobs=logprobs))
+
+    def guesses(self, most: int) -> Seq[int]:
+        """At most `most` tokens that may follow: those that a grammar leaves no choice about, or a draft."""
+        if self.answer.next_forced is not None:
+            return ()
+        ahead = self.chooser.ahead(most)
+        self.certain = bool(ahead)
+        return ahead or (self.drafter.draft(self.ids, most) if self.drafter else ())
+
     def generation(self, calls: tuple[ToolCall, ...], model: str, block_bytes: int) -> Generation:
         """The whole answer; it has ended."""
         answer = self.answer
@@ -149,6 +170,9 @@ class Sequence:
             restored_blocks=self.restored_blocks,
             restored_bytes=self.restored_blocks * block_bytes,
             cached_by=self.cached_by(),
+            logprobs=tuple(answer.logprobs),
+            drafted_tokens=self.drafter.drafted if self.drafter else 0,
+            accepted_tokens=self.drafter.accepted if self.drafter else 0,
         )
 
     def cached_by(self) -> dict[str, int]:

@@ -78,6 +78,11 @@ class Tokeniser:
         text: str = self._tokenizer.decode(ids, skip_special_tokens=True)
         return text
 
+    def source(self) -> str:
+        """The tokenizer as its own JSON."""
+        text: str = self._tokenizer.to_str()
+        return text
+
     def control(self, token_id: int) -> str | None:
         """What a control token is written as; None for an ordinary token."""
         return self._controls.get(token_id)

@@ -1,0 +1,87 @@
+"""What an answer may be, as a grammar: a JSON value, calls of certain tools, or text with calls in it.
+
+Covers: from a Request to a grammar in llguidance's Lark dialect, and which field is to blame if it does not compile.
+Does not cover: holding an answer to it (`guide.py`), reading calls out of it (`toolcalls.py`, whose tags these are).
+
+JSON is written on one line, `, ` and `: ` between its parts: what models were trained on, and no room for the endless
+white space that small ones like to write.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from agentkv.core.message import ToolSpec
+from agentkv.engine.local.toolcalls import CLOSE, OPEN
+from agentkv.engine.request import Request
+
+MOST_CALLS = 16
+"""In one turn; a model that repeats itself must end."""
+_COMPACT = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Grammar:
+    """`lark` describes the answer; `param` is the request's field from which it comes. `tags`: calls stand in our tags."""
+
+    lark: str
+    param: str
+    tags: bool = False
+
+
+def grammar_of(request: Request) -> Grammar | None:
+    """The grammar that `request` asks for; None where the model may write what it likes."""
+    choice, wanted = request.tool_choice, request.response_format
+    tools = [tool for tool in request.tools if not choice.names or tool.name in choice.names]
+    if choice.mode == "none":
+        tools = []
+    value = None
+    if wanted is not None:
+        value = _json({"type": "object"} if wanted.schema is None else wanted.schema, lenient=not wanted.strict)
+    if not tools:
+        return None if value is None else Grammar(lark=f"start: {value}\n", param="response_format")
+    calls = _calls(tools, most=MOST_CALLS if choice.parallel else 1)
+    if choice.mode == "required":
+        return Grammar(lark=f"start: calls\n{calls}", param="tools", tags=True)
+    if value is not None:
+        return Grammar(lark=f"start: calls | value\nvalue: {value}\n{calls}", param="response_format", tags=True)
+    if choice.names or not choice.parallel or any(tool.strict for tool in tools):
+        return Grammar(lark=_free(tools, parallel=choice.parallel), param="tools", tags=True)
+    return None
+
+
+def _calls(tools: Sequence[ToolSpec], *, most: int) -> str:
+    """Rule `calls`: one call or more, a line each."""
+    more = f' ("\\n" call){{0,{most - 1}}}' if most > 1 else ""
+    return f"calls: call{more}\ncall: {_text(OPEN)} body {_text(CLOSE)}\n{_bodies(tools)}"
+
+
+def _free(tools: Sequence[ToolSpec], *, parallel: bool) -> str:
+    """Text in which calls may stand; without `parallel` the first call is the end."""
+    start = "start: opened* FREE" if parallel else "start: FREE | opened"
+    return (
+        f"{start}\nopened: text body {_text(CLOSE)}\ntext[lazy]: FREE {_text(OPEN)}\nFREE: /(.|\\n)*/\n{_bodies(tools)}"
+    )
+
+
+def _bodies(tools: Sequence[ToolSpec]) -> str:
+    """Rule `body`: what stands between the tags, each tool with a schema root of its own."""
+    lines = ["body: " + " | ".join(f"tool_{number}" for number in range(len(tools)))]
+    for number, tool in enumerate(tools):
+        head = f'{{"name": {json.dumps(tool.name, ensure_ascii=False)}, "arguments": '
+        arguments = _json({"type": "object"} | dict(tool.parameters), lenient=not tool.strict)
+        lines.append(f"tool_{number}: {_text(head)} {arguments} {_text('}')}")
+    return "\n".join(lines) + "\n"
+
+
+def _json(schema: Mapping[str, Any], *, lenient: bool) -> str:
+    """A JSON value valid under `schema`; `lenient`: keywords that cannot be held are left to the model."""
+    options = _COMPACT | ({"lenient": True} if lenient else {})
+    return "%json " + json.dumps({**schema, "x-guidance": options}, ensure_ascii=False)
+
+
+def _text(text: str) -> str:
+    return json.dumps(text, ensure_ascii=False)

@@ -1,0 +1,106 @@
+"""Guides: an answer is held to a grammar token by token, by llguidance.
+
+Covers: compiling (once for equal grammars), masks, what must come next, bytes of tokens. Does not cover: grammars
+(`grammar.py`), choosing (`sampler.py`). A mask takes some 10 us for a vocabulary of 50,000.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Collection, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from agentkv.engine.local.grammar import Grammar
+from agentkv.engine.local.tokeniser import Tokeniser
+from agentkv.errors import ExtraMissing, ModelError, RequestInvalid
+
+_MOST_KEPT = 64
+
+
+class Guides:
+    """Makes guides for one model. Thread-safe. The first use reads the vocabulary, which takes some 0.3 s."""
+
+    def __init__(self, tokeniser: Tokeniser, *, vocabulary: int, eos_ids: Collection[int]) -> None:
+        self._tokeniser = tokeniser
+        self._vocabulary = vocabulary
+        self._eos_ids = sorted(eos_ids)
+        self._lock = threading.Lock()
+        self._words: Any = None
+        self._compiled: OrderedDict[str, Any] = OrderedDict()
+
+    def guide(self, grammar: Grammar) -> LLGuide:
+        """A new guide. Raises RequestInvalid, naming the field, for what does not compile or cannot be held."""
+        library = _llguidance()
+        words = self._vocabulary_of(library)
+        with self._lock:
+            matcher = self._compiled.get(grammar.lark)
+            if matcher is not None:
+                self._compiled.move_to_end(grammar.lark)
+        if matcher is None:
+            matcher = _compiled(library, words, grammar)
+            with self._lock:
+                self._compiled[grammar.lark] = matcher
+                if len(self._compiled) > _MOST_KEPT:
+                    self._compiled.popitem(last=False)
+        return LLGuide(matcher.deep_copy())
+
+    def raw(self, token_id: int) -> bytes:
+        """A token's own bytes."""
+        return bytes(self._vocabulary_of(_llguidance()).decode_bytes([token_id]))
+
+    def _vocabulary_of(self, library: Any) -> Any:
+        with self._lock:
+            if self._words is None:
+                self._words = library.LLTokenizer(
+                    self._tokeniser.source(), n_vocab=self._vocabulary, eos_token=self._eos_ids or None
+                )
+            return self._words
+
+
+class LLGuide:
+    """One answer on its way through a grammar. Used by the engine's thread."""
+
+    def __init__(self, matcher: Any) -> None:
+        self._matcher = matcher
+
+    def mask(self, scores: Tensor) -> Tensor:
+        """`scores` [vocabulary] with -inf for what must not come next, in place. ModelError if nothing can."""
+        bits = np.unpackbits(np.frombuffer(self._matcher.compute_bitmask(), dtype=np.uint8), bitorder="little")
+        if self._matcher.is_error() or not bits.any():
+            raise ModelError(f"the answer cannot be held to its grammar any more: {self._matcher.get_error():.300}")
+        barred = torch.from_numpy(bits[: len(scores)] == 0)
+        return scores.masked_fill_(barred, -torch.inf)
+
+    def accept(self, token: int) -> None:
+        """This token was written; one that the grammar has no place for is found at the next mask."""
+        self._matcher.consume_token(token)
+
+    def ahead(self, most: int) -> Sequence[int]:
+        """Tokens that must come next, at most `most`: the grammar leaves no choice."""
+        tokens: list[int] = self._matcher.compute_ff_tokens()
+        return tokens[:most]
+
+
+def _compiled(library: Any, words: Any, grammar: Grammar) -> Any:
+    matcher = library.LLMatcher(words, library.LLMatcher.grammar_from_lark(grammar.lark), log_level=0)
+    if matcher.is_error():
+        what = matcher.get_error().partition("\n<")[0]
+        raise RequestInvalid(
+            f"{grammar.param} cannot be held: {what:.500}", param=grammar.param, code="unsupported_schema"
+        )
+    return matcher
+
+
+def _llguidance() -> Any:
+    try:
+        import llguidance
+    except ImportError as error:
+        raise ExtraMissing(
+            "log probabilities, JSON formats and forced calls need llguidance: pip install 'agentkv-sdk[local]'"
+        ) from error
+    return llguidance
