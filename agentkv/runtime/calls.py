@@ -13,8 +13,8 @@ from agentkv.budget.limits import ZERO
 from agentkv.core.hint import HintKind
 from agentkv.core.task import Caller, PriorityClass
 from agentkv.core.usage import Usage
-from agentkv.engine.base import Engine, Generation, Request, Stream, changed
 from agentkv.engine.attempts import repeating
+from agentkv.engine.base import Engine, Generation, Request, Stream, changed
 from agentkv.engine.deferred import deferred
 from agentkv.errors import BudgetExceeded, Closed
 from agentkv.runtime.books import Books
@@ -136,15 +136,15 @@ class ModelCalls:
         return pool if pool is not None and pool.task == refused.task else self._books.account(task)
 
     def _started(self, request: Request, reservation: Reservation | Both, input_tokens: int, loop: str) -> Stream:
-        try:
         asked_again = repeating.set(self._gate.repeating(request.caller, reservation))
+        try:
             stream = self._engine.submit(request)
         except BaseException:
             reservation.release()
             raise
-        self._books.watch(stream, request, reservation, input_tokens, loop=loop)
         finally:
             repeating.reset(asked_again)
+        self._books.watch(stream, request, reservation, input_tokens, loop=loop)
         self._tell_turn(stream, request)
         return stream
 
@@ -162,8 +162,8 @@ class ModelCalls:
         budget = account.budget
         priced = budget.usd is not None or (pool is not None and pool.budget.usd is not None)
         device_s = account.longest_device_s
-
         priority = int(request.priority)
+
         def cost(tokens: int) -> Decimal:
             usage = Usage(input_tokens=input_tokens, output_tokens=max(0, tokens - input_tokens), calls=1)
             usd = self._books.worst_usd(usage, device_s=device_s)
