@@ -24,8 +24,8 @@ _CONTEXTS = ("max_position_embeddings", "n_positions", "max_sequence_length")
 def windows(config: Any) -> tuple[int, ...]:
     """Per layer: how many tokens back it attends to, itself included; 0 for all of them."""
     text = config.get_text_config()
-    layers = text.num_hidden_layers
-    window = getattr(text, "sliding_window", None) or 0
+    layers: int = text.num_hidden_layers
+    window: int = getattr(text, "sliding_window", None) or 0
     kinds = getattr(text, "layer_types", None)
     if kinds:
         return tuple(window if kind == _SLIDING else 0 for kind in kinds[:layers])

@@ -20,6 +20,7 @@ import torch
 from agentkv.engine.local.convert import cache_folder, converted
 from agentkv.engine.local.features import context_tokens
 from agentkv.engine.local.quiet import quiet
+from agentkv.engine.local.shards import weights_of
 from agentkv.engine.local.support import prove, refuse
 from agentkv.errors import ConfigError, ModelError, ModelNotFound, UnsupportedModel
 from agentkv.kv.geometry import Geometry
@@ -67,6 +68,7 @@ def load_model(
         except (OSError, ValueError, KeyError) as error:
             raise UnsupportedModel(f"{name_or_path}: transformers cannot read its config: {error}") from error
         refuse(config, name_or_path)
+        weights_of(folder)
         chosen = _dtype(dtype, where, config)
         say(f"loading {name_or_path} as {str(chosen).removeprefix('torch.')} on {where}")
         model = _weights(folder, chosen, name_or_path).to(where)
