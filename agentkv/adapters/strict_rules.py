@@ -58,7 +58,6 @@ NVEXT_FIELDS = frozenset(
 _I32, _U32 = (-(2**31), 2**31 - 1), (0, 2**32 - 1)
 HINT_FIELDS = {"priority": _I32, "strict_priority": _U32, "osl": _U32, "speculative_prefill": None, "latency_sensitivity": None}  # fmt: skip
 LONGEST_ID_BYTES = 256
-_IDS = ("x-dynamo-session-id", "x-dynamo-parent-session-id")
 
 
 def refusal(
@@ -89,7 +88,7 @@ def refusal(
 
 
 def _dynamo(body: Mapping[str, Any], headers: Mapping[str, str], accepts: frozenset[str]) -> str | None:
-    if any(len(headers.get(name, "").encode()) > LONGEST_ID_BYTES for name in _IDS):
+    if len(headers.get("x-dynamo-session-id", "").encode()) > LONGEST_ID_BYTES:
         return "Invalid request"
     unknown = sorted(set(body) - accepts - {"nvext", "cache_salt"})
     if unknown:

