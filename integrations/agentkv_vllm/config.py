@@ -1,6 +1,6 @@
 """Configuration: what `--kv-transfer-config` says, and the defaults that it may leave out.
 
-Covers the JSON for the command line, the completion of its extra part inside vLLM, and where the socket is. Unknown names
+Covers the JSON for the command line, the completion of its extra part inside vLLM, and the socket's folder. Unknown names
 in our own part are an error; vLLM's are left to vLLM.
 """
 
@@ -8,16 +8,17 @@ from __future__ import annotations
 
 import os
 import stat
-import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from agentkv.adapters.vllm_door import default_socket
 from agentkv.errors import ConfigError
+
+__all__ = ["DISK", "OURS", "TIER", "completed", "default_socket", "private_folder", "transfer_config"]
 
 OURS = "agentkv"
 """The name of our part, in the connector's configuration and in a request's kv_transfer_params."""
-SOCKET_VARIABLE = "AGENTKV_VLLM_SOCKET"
 _OPTIONS = ("disk", "disk_bytes", "socket", "margin_s", "wake")
 _DISK_BYTES = 16 * 2**30
 TIER = {"type": "AgentKVTier", "module_path": "agentkv_vllm.tier"}
@@ -75,16 +76,6 @@ def completed(extra: Mapping[str, Any]) -> dict[str, Any]:
         tiers.append(TIER | {name: ours[name] for name in ("socket", "margin_s", "wake") if name in ours})
     full["secondary_tiers"] = tiers
     return full
-
-
-def default_socket() -> Path:
-    """Where the plug-in listens unless told otherwise: $AGENTKV_VLLM_SOCKET, else a folder of this user's alone."""
-    given = os.environ.get(SOCKET_VARIABLE)
-    if given:
-        return Path(given)
-    runtime = os.environ.get("XDG_RUNTIME_DIR")
-    folder = Path(runtime) / "agentkv" if runtime else Path(tempfile.gettempdir()) / f"agentkv-{os.getuid()}"
-    return folder / "vllm.sock"
 
 
 def private_folder(folder: Path) -> None:

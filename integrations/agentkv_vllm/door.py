@@ -23,12 +23,11 @@ from pathlib import Path
 from typing import Any
 
 from agentkv import log
+from agentkv.adapters.vllm_door import ASK, REPLY
 from agentkv.errors import ConfigError
 from agentkv.hints.wire import MOST_BYTES, WireHint, read
 from agentkv_vllm.config import private_folder
 
-ASK = "agentkv.ask/1"
-REPLY = "agentkv.reply/1"
 MOST_CONNECTIONS = 32
 IDLE_S = 600.0
 _MOST_UNREAD_BYTES = 65_536

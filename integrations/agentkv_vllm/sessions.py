@@ -146,8 +146,6 @@ class Sessions:
                 session.priority = hint.next.priority
             if hint.final or hint.kind is HintKind.SESSION_END or (hint.keep and hint.keep.strength == "drop"):
                 return self._release(session)
-            if hint.keep is not None:
-                session.background = hint.keep.strength == "demote"
             match hint.kind:
                 case HintKind.TOOL_START | HintKind.TOOL_UPDATE:
                     return self._waits(session, hint, now_s)
@@ -196,7 +194,6 @@ class Sessions:
         now_s = self.clock()
         session.calls.clear()
         session.forecast, session.due_s, session.ends_s = None, None, None
-        session.background = False
         session.used_s = now_s
         self._sessions.move_to_end(session.name)
 
