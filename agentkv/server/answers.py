@@ -10,8 +10,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from agentkv.engine.base import Generation, Stream
-from agentkv.server.refusals import refusal
-from agentkv.server.replies import DONE, Frame, event
+from agentkv.server.replies import Reply
 
 
 async def whole_answer(stream: Stream, receive: Receive) -> Generation:
@@ -23,24 +22,24 @@ async def whole_answer(stream: Stream, receive: Receive) -> Generation:
 class EventStream(Response):
     """The answer as server-sent events, each sent as soon as it is known; a hang-up cancels the call.
 
-    An error after the start is an event of its own, and then there is no [DONE].
+    An error after the start is told in the reply's own way.
     """
 
     media_type = "text/event-stream"
 
-    def __init__(self, stream: Stream, frame: Frame, headers: Mapping[str, str]) -> None:
+    def __init__(self, stream: Stream, reply: Reply, headers: Mapping[str, str]) -> None:
         self.status_code = 200
         self.background = None
         self.body = b""
         self._stream = stream
-        self._frame = frame
-        self.init_headers({"cache-control": "no-store", **headers})
+        self._reply = reply
+        self.init_headers({"cache-control": "no-store", "x-accel-buffering": "no", **headers})
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:  # noqa: ARG002  ASGI's signature
         async with _listening(self._stream, receive):
             with contextlib.suppress(OSError):  # the client is gone: leaving the block cancels the call
                 await send({"type": "http.response.start", "status": 200, "headers": self._raw_headers()})
-                async for line in _events(self._stream, self._frame):
+                async for line in _events(self._stream, self._reply):
                     await send({"type": "http.response.body", "body": line, "more_body": True})
                 await send({"type": "http.response.body", "body": b"", "more_body": False})
 
@@ -48,23 +47,20 @@ class EventStream(Response):
         return [(name, value) for name, value in self.raw_headers if name != b"content-length"]
 
 
-async def _events(stream: Stream, frame: Frame) -> AsyncIterator[bytes]:
-    if frame.chat:
-        yield frame.opening()
+async def _events(stream: Stream, reply: Reply) -> AsyncIterator[bytes]:
+    begin = reply.begin()
+    if begin:
+        yield begin
     try:
         async for chunk in stream:
-            if chunk.text:
-                yield frame.text(chunk.text)
+            told = reply.piece(chunk)
+            if told:
+                yield told
         generation = await stream.aresult()
     except Exception as error:
-        yield event(refusal(error)[1])
+        yield reply.failed(error)
         return
-    for index, call in enumerate(generation.tool_calls):
-        yield frame.call(index, call)
-    yield frame.closing(generation)
-    if frame.usage:
-        yield frame.bill(generation)
-    yield DONE
+    yield reply.end(generation)
 
 
 @contextlib.asynccontextmanager

@@ -1,7 +1,8 @@
 """The OpenAI-compatible ASGI app over anything that takes a Request and gives a Stream.
 
-Covers: POST /v1/chat/completions, /v1/completions and /tokenize (how many tokens either body's prompt has),
-GET /v1/models and /health; who is calling. What each field does is `requests.py`; how errors look is `refusals.py`.
+Covers: POST /v1/chat/completions, /v1/completions, /v1/responses and /tokenize (how many tokens either body's prompt
+has), GET /v1/models; who is calling. `rest.py` has the endpoints that are nobody else's: hints, health, metrics. What
+each field does is `requests.py` and `responses.py`; how errors look is `refusals.py`; who comes in is `admission.py`.
 """
 
 from __future__ import annotations
@@ -12,13 +13,15 @@ from dataclasses import replace
 from typing import Any
 
 from agentkv.clock import Clock, SystemClock
-from agentkv.core.task import Caller
-from agentkv.engine.base import Request, Stream
+from agentkv.core.message import Message
+from agentkv.core.task import UNATTRIBUTED, Caller
+from agentkv.engine.base import Generation, Request, Stream, changed
 from agentkv.errors import ExtraMissing, RequestInvalid
 
 try:
     from starlette.applications import Starlette
     from starlette.exceptions import HTTPException
+    from starlette.middleware import Middleware
     from starlette.requests import ClientDisconnect
     from starlette.requests import Request as HttpRequest
     from starlette.responses import JSONResponse, Response
@@ -26,17 +29,30 @@ try:
 except ImportError as missing:
     raise ExtraMissing("the app needs starlette: pip install 'agentkv-sdk[local]'") from missing
 
+from agentkv.server.admission import KEY_STATE, Admission, Life
 from agentkv.server.answers import EventStream, whole_answer
+from agentkv.server.events import ResponseReply
 from agentkv.server.fields import read_json, refuse
+from agentkv.server.keys import Key, Keys
 from agentkv.server.refusals import error_body, refusal
-from agentkv.server.replies import Frame, new_id
+from agentkv.server.replies import ChatReply, CompletionReply, Reply, new_id
 from agentkv.server.requests import Asked, chat_request, completion_request
+from agentkv.server.responses import response_request
+from agentkv.server.rest import Rest
+from agentkv.server.stalls import Stalls
+from agentkv.server.stored import Stored
 
 TASK_HEADER = "x-agentkv-task"
 SESSION_HEADER = "x-agentkv-session"
 IGNORED_HEADER = "x-agentkv-ignored"
 CALLER_STATE = "agentkv_caller"
 """The key of the ASGI scope's state under which a transport says who called."""
+MOST_BODY_BYTES = 64 << 20
+NO_TASK = "default"
+"""The task of a tenant's calls that name none."""
+
+Enter = Callable[[Key, str], None]
+"""enter(key, task): a call of this key is about to be made for this task."""
 
 
 def create_app(
@@ -46,30 +62,50 @@ def create_app(
     count_tokens: Callable[[Request], int],
     caller: Callable[[], Caller] | None = None,
     clock: Clock | None = None,
+    keys: Keys | None = None,
+    enter: Enter | None = None,
+    life: Life | None = None,
+    stalls: Stalls | None = None,
+    metrics: Callable[[], str] | None = None,
+    most_body_bytes: int = MOST_BODY_BYTES,
 ) -> Starlette:
-    """The app. `submit` and `count_tokens` run on worker threads: they may render, tokenise and wait for a lock.
+    """The app. `submit`, `count_tokens`, `enter` and `metrics` run on worker threads: they may render, tokenise, wait.
 
     Who is calling: the header x-agentkv-task, else what the in-process transport found at the call's own place, else
-    `caller()`, else nobody known. The header x-agentkv-session joins a session by name.
+    `caller()`, else nobody known. The header x-agentkv-session joins a session by name. With `keys` every call needs
+    one; its tasks and sessions are the tenant's own, and so is the salt of its KV. Without `stalls` and `metrics` their
+    endpoints are 404.
     """
+    life = life or Life()
     doors = _Doors(
-        submit, model=model, count_tokens=count_tokens, caller=caller or Caller, clock=clock or SystemClock()
+        submit,
+        model=model,
+        count_tokens=count_tokens,
+        caller=caller or Caller,
+        clock=clock or SystemClock(),
+        enter=enter,
+        stalls=stalls,
+        most_body_bytes=most_body_bytes,
     )
+    rest = Rest(model=model, life=life, stalls=stalls, metrics=metrics, body=doors.body)
+    routes = [
+        Route("/v1/chat/completions", guarded(doors.chat), methods=["POST"]),
+        Route("/v1/completions", guarded(doors.completions), methods=["POST"]),
+        Route("/v1/responses", guarded(doors.responses), methods=["POST"]),
+        Route("/tokenize", guarded(doors.tokenize), methods=["POST"]),
+        Route("/v1/models", doors.models),
+        Route("/v1/models/{name:path}", guarded(doors.one_model)),
+        *(Route(path, guarded(endpoint), methods=[method]) for method, path, endpoint in rest.routes()),
+    ]
     return Starlette(
-        routes=[
-            Route("/v1/chat/completions", _guarded(doors.chat), methods=["POST"]),
-            Route("/v1/completions", _guarded(doors.completions), methods=["POST"]),
-            Route("/tokenize", _guarded(doors.tokenize), methods=["POST"]),
-            Route("/v1/models", doors.models),
-            Route("/v1/models/{name:path}", _guarded(doors.one_model)),
-            Route("/health", doors.health),
-        ],
+        routes=routes,
         exception_handlers={HTTPException: _http_error},
+        middleware=[Middleware(Admission, life=life, keys=keys)],
     )
 
 
 class _Doors:
-    """The endpoints. An exception becomes a refusal in `_guarded`."""
+    """The endpoints. An exception becomes a refusal in `guarded`."""
 
     def __init__(
         self,
@@ -79,43 +115,100 @@ class _Doors:
         count_tokens: Callable[[Request], int],
         caller: Callable[[], Caller],
         clock: Clock,
+        enter: Enter | None,
+        stalls: Stalls | None,
+        most_body_bytes: int,
     ) -> None:
         self._submit = submit
         self._model = model
         self._count_tokens = count_tokens
         self._caller = caller
         self._clock = clock
+        self._enter = enter
+        self._stalls = stalls
+        self._most_body_bytes = most_body_bytes
+        self._stored = Stored()
         self._card = {"id": model, "object": "model", "created": clock.wall_ms() // 1000, "owned_by": "agentkv"}
 
     async def chat(self, http: HttpRequest) -> Response:
-        return await self._answer(http, chat_request(await _body(http), model=self._model), chat=True)
+        asked = chat_request(await self.body(http), model=self._model)
+        reply = ChatReply(id=new_id("chatcmpl-"), **self._frame(asked))
+        return await self._answer(http, asked, reply)
 
     async def completions(self, http: HttpRequest) -> Response:
-        return await self._answer(http, completion_request(await _body(http), model=self._model), chat=False)
+        asked = completion_request(await self.body(http), model=self._model)
+        reply = CompletionReply(id=new_id("cmpl-"), echo=asked.echo, **self._frame(asked))
+        return await self._answer(http, asked, reply)
 
-    async def _answer(self, http: HttpRequest, asked: Asked, *, chat: bool) -> Response:
-        stream = await _in_thread(self._submit, self._identified(http, asked.request))
-        frame = Frame(
+    def _frame(self, asked: Asked) -> dict[str, Any]:
+        return {
+            "model": self._model,
+            "created_s": self._clock.wall_ms() // 1000,
+            "n": asked.request.n,
+            "usage": asked.include_usage,
+        }
+
+    async def responses(self, http: HttpRequest) -> Response:
+        tenant = _tenant(http)
+        asked = response_request(
+            await self.body(http), model=self._model, earlier=lambda id_: self._stored.get(tenant, id_)
+        )
+
+        def keep(response_id: str, answer: Message) -> None:
+            self._stored.put(tenant, response_id, (*asked.kept, answer))
+
+        reply = ResponseReply(
             model=self._model,
             created_s=self._clock.wall_ms() // 1000,
-            chat=chat,
-            usage=asked.include_usage,
-            id=new_id(chat=chat),
+            told=asked.told,
+            store=asked.store,
+            keep=keep,
         )
+        return await self._answer(http, asked.asked, reply)
+
+    async def _answer(self, http: HttpRequest, asked: Asked, reply: Reply) -> Response:
+        request, key = self._identified(http, asked.request), _key(http)
+        stream = await _in_thread(self._started, request, key)
+        if self._stalls is not None:
+            self._note(stream, request, key, asked.lifecycle)
         headers = {IGNORED_HEADER: ",".join(asked.ignored)} if asked.ignored else {}
         if asked.stream:
-            return EventStream(stream, frame, headers)
-        return JSONResponse(frame.whole(await whole_answer(stream, http.receive)), headers=headers)
+            return EventStream(stream, reply, headers)
+        generation = await whole_answer(stream, http.receive)
+        session = _own(key, generation.session)
+        if session.isascii() and session.isprintable():
+            headers[SESSION_HEADER] = session
+        return JSONResponse(reply.whole(generation), headers=headers)
+
+    def _started(self, request: Request, key: Key | None) -> Stream:
+        if self._enter is not None and key is not None:
+            self._enter(key, request.caller.task)
+        return self._submit(request)
+
+    def _note(self, stream: Stream, request: Request, key: Key | None, lifecycle: str | None) -> None:
+        """Hints about this call's task, session or lifecycle will find their way."""
+        stalls = self._stalls
+
+        def ended(generation: Generation | None, _: BaseException | None) -> None:
+            if stalls is not None and generation is not None:
+                stalls.called(key, request.caller.task, generation.session, lifecycle)
+
+        stream.on_end(ended)
 
     def _identified(self, http: HttpRequest, request: Request) -> Request:
-        task = _header(http, TASK_HEADER)
-        who = Caller(task=task) if task else (http.scope.get("state") or {}).get(CALLER_STATE) or self._caller()
-        return replace(request, caller=who, session=_header(http, SESSION_HEADER) or None)
+        task, session, key = _header(http, TASK_HEADER), _header(http, SESSION_HEADER), _key(http)
+        found = (http.scope.get("state") or {}).get(CALLER_STATE)
+        who = Caller(task=task) if task else found or self._caller()
+        if key is None:
+            return changed(request, caller=who, session=session or None)
+        own = who.task if who.task != UNATTRIBUTED else NO_TASK
+        who = replace(who, task=key.task(own))
+        return changed(request, caller=who, session=key.task(session) if session else None, salt=key.salt)
 
     async def tokenize(self, http: HttpRequest) -> Response:
-        body = await _body(http)
+        body = await self.body(http)
         read = completion_request if isinstance(body, dict) and "prompt" in body else chat_request
-        request = read(body, model=self._model).request
+        request = self._identified(http, read(body, model=self._model).request)
         return JSONResponse({"count": await asyncio.to_thread(self._count_tokens, request)})
 
     async def models(self, _: HttpRequest) -> Response:
@@ -126,12 +219,21 @@ class _Doors:
             refuse("model", f"is not served here; this is {self._model!r}", code="model_not_found")
         return JSONResponse(self._card)
 
-    async def health(self, _: HttpRequest) -> Response:
-        return JSONResponse({"status": "ok", "model": self._model})
+    async def body(self, http: HttpRequest) -> Any:
+        """The JSON value of a request's body; RequestInvalid if it is too long or none."""
+        parts, size = [], 0
+        async for part in http.stream():
+            size += len(part)
+            if size > self._most_body_bytes:
+                refuse("body", f"is longer than {self._most_body_bytes} bytes", code="body_too_large")
+            parts.append(part)
+        return read_json(b"".join(parts))
 
 
-def _guarded(endpoint: Callable[[HttpRequest], Awaitable[Response]]) -> Callable[[HttpRequest], Awaitable[Response]]:
-    async def guarded(http: HttpRequest) -> Response:
+def guarded(endpoint: Callable[[HttpRequest], Awaitable[Response]]) -> Callable[[HttpRequest], Awaitable[Response]]:
+    """`endpoint` with every exception told as a refusal."""
+
+    async def answered(http: HttpRequest) -> Response:
         try:
             return await endpoint(http)
         except ClientDisconnect:
@@ -140,16 +242,12 @@ def _guarded(endpoint: Callable[[HttpRequest], Awaitable[Response]]) -> Callable
             status, body, headers = refusal(error)
             return JSONResponse(body, status_code=status, headers=headers)
 
-    return guarded
+    return answered
 
 
-async def _body(http: HttpRequest) -> Any:
-    return read_json(await http.body())
-
-
-async def _in_thread(submit: Callable[[Request], Stream], request: Request) -> Stream:
+async def _in_thread(submit: Callable[[Request, Key | None], Stream], request: Request, key: Key | None) -> Stream:
     """`submit` on a worker thread; if we are cancelled meanwhile, so is the call that it starts."""
-    starting = asyncio.ensure_future(asyncio.to_thread(submit, request))
+    starting = asyncio.ensure_future(asyncio.to_thread(submit, request, key))
     try:
         return await asyncio.shield(starting)
     except asyncio.CancelledError:
@@ -165,6 +263,21 @@ def _abandon(started: asyncio.Future[Stream]) -> None:
 async def _http_error(_: HttpRequest, error: Any) -> Response:
     body = error_body(str(error.detail), "invalid_request_error", None, None)
     return JSONResponse(body, status_code=error.status_code, headers=error.headers)
+
+
+def _key(http: HttpRequest) -> Key | None:
+    key: Key | None = (http.scope.get("state") or {}).get(KEY_STATE)
+    return key
+
+
+def _tenant(http: HttpRequest) -> str:
+    key = _key(http)
+    return "" if key is None else key.name
+
+
+def _own(key: Key | None, name: str) -> str:
+    """A task's or session's name as its tenant knows it."""
+    return name if key is None else name.removeprefix(key.task(""))
 
 
 def _header(http: HttpRequest, name: str) -> str:

@@ -73,9 +73,9 @@ def _call(fields: Fields) -> ToolCall:
     return call
 
 
-def read_tools(items: list[Any] | None) -> tuple[ToolSpec, ...]:
-    """The tools of a chat; each name once."""
-    tools = tuple(_tool(Fields(item, f"tools[{index}]")) for index, item in enumerate(items or []))
+def read_tools(items: list[Any] | None, *, flat: bool = False) -> tuple[ToolSpec, ...]:
+    """The tools of a call; each name once. `flat`: a function's fields stand beside its type, as in responses."""
+    tools = tuple(_tool(Fields(item, f"tools[{index}]"), flat=flat) for index, item in enumerate(items or []))
     names = [tool.name for tool in tools]
     for name in names:
         if names.count(name) > 1:
@@ -83,14 +83,18 @@ def read_tools(items: list[Any] | None) -> tuple[ToolSpec, ...]:
     return tools
 
 
-def _tool(fields: Fields) -> ToolSpec:
+def _tool(fields: Fields, *, flat: bool) -> ToolSpec:
     fields.only("type", "function", why="only functions can be called")
-    function = Fields(fields.any("function"), fields.at("function"))
-    function.only("strict", False, why="arguments are not constrained to the schema")
+    function = fields if flat else Fields(fields.any("function"), fields.at("function"))
     parameters = function.any("parameters", {"type": "object", "properties": {}})
     if not isinstance(parameters, dict):
         refuse(function.at("parameters"), f"must be an object, not {kind_of(parameters)}", code="invalid_type")
-    tool = ToolSpec(name=function.text("name"), description=function.text("description", ""), parameters=parameters)
+    tool = ToolSpec(
+        name=function.text("name"),
+        description=function.text("description", ""),
+        parameters=parameters,
+        strict=function.flag("strict", default=False),
+    )
     function.end()
     fields.end()
     return tool

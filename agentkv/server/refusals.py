@@ -13,6 +13,7 @@ PASSED_ON = frozenset({400, 404, 408, 413, 422, 429})
 NO_RETRY = {"x-should-retry": "false"}
 """openai's clients retry 429 and 5xx unless told not to; asking again would change nothing here."""
 
+_STATUSES = {"model_not_found": 404, "body_too_large": 413}
 Refusal = tuple[int, dict[str, Any], dict[str, str]]
 
 
@@ -38,7 +39,7 @@ def _invalid(error: RequestInvalid) -> Refusal:
     param, code = error.param, error.code
     if isinstance(error, TemplateRejected):
         param, code = param or "messages", code or "template_rejected"
-    status = 404 if code == "model_not_found" else 400
+    status = _STATUSES.get(code or "", 400)
     return status, error_body(str(error), "invalid_request_error", param, code), {}
 
 

@@ -116,7 +116,7 @@ def test_models_health_and_token_counts(door_of):
     assert ["scripted"] == [card["id"] for card in listed["data"]]
     assert listed["data"][0] == door.http.get("/v1/models/scripted").json()
     assert 404 == door.http.get("/v1/models/other").status_code
-    assert {"status": "ok", "model": "scripted"} == door.http.get("/health").json()
+    assert {"status": "ok", "model": "scripted", "calls": 0} == door.http.get("/health").json()
     assert {"count": 4} == door.http.post("/tokenize", json={"model": "scripted", "messages": [USER]}).json()
     assert {"count": 2} == door.http.post("/tokenize", json={"model": "scripted", "prompt": "a b"}).json()
     assert 400 == door.http.post("/tokenize", json=[]).status_code

@@ -10,7 +10,8 @@ from agentkv.core.message import Message, ToolCall, ToolSpec
 from agentkv.engine.base import Sampling
 from agentkv.errors import RequestInvalid
 from agentkv.server.fields import read_json
-from agentkv.server.requests import HARMLESS, STOP_LIMIT, chat_request, completion_request
+from agentkv.server.requests import chat_request, completion_request
+from agentkv.server.sampled import HARMLESS, STOP_LIMIT
 
 USER = {"role": "user", "content": "hello"}
 TOOL = {"type": "function", "function": {"name": "read", "description": "a file", "parameters": {"type": "object"}}}
@@ -41,6 +42,9 @@ SAMPLING_EFFECTS = [
     ({"seed": 11}, {"seed": 11}),
     ({"stop": "end"}, {"stop": ("end",)}),
     ({"stop": ["a", "b"]}, {"stop": ("a", "b")}),
+    ({"presence_penalty": 0.5}, {"presence_penalty": 0.5}),
+    ({"frequency_penalty": -0.5}, {"frequency_penalty": -0.5}),
+    ({"logit_bias": {"5": 1, "77": -100.0}}, {"logit_bias": ((5, 1), (77, -100.0))}),
 ]
 
 
@@ -76,12 +80,18 @@ BAD_SAMPLING = [
     ({"stop": 5}, "stop"),
     ({"stop": ["x"] * (STOP_LIMIT + 1)}, "stop"),
     ({"n": 0}, "n"),
-    ({"n": 3}, "n"),
+    ({"n": 129}, "n"),
     ({"n": 1.0}, "n"),
-    ({"presence_penalty": 0.5}, "presence_penalty"),
-    ({"frequency_penalty": -0.5}, "frequency_penalty"),
-    ({"logit_bias": {"5": 1}}, "logit_bias"),
-    ({"logprobs": 5}, "logprobs"),
+    ({"n": True}, "n"),
+    ({"presence_penalty": 2.5}, "presence_penalty"),
+    ({"frequency_penalty": "much"}, "frequency_penalty"),
+    ({"logit_bias": {"5": 101}}, "logit_bias"),
+    ({"logit_bias": {"a": 1}}, "logit_bias"),
+    ({"logit_bias": {"-1": 1}}, "logit_bias"),
+    ({"logit_bias": {"\u0665": 1}}, "logit_bias"),
+    ({"logit_bias": [5]}, "logit_bias"),
+    ({"logit_bias": {str(n): 1 for n in range(2000)}}, "logit_bias"),
+    ({"logprobs": 6.0}, "logprobs"),
     ({"stream": "yes"}, "stream"),
     ({"stream_options": {"include_usage": True}}, "stream_options"),
     ({"stream": True, "stream_options": {"include_usage": 1}}, "stream_options.include_usage"),
@@ -101,20 +111,37 @@ def test_bad_values_are_refused_by_name(read, fields, param):
 
 
 BAD_CHAT = [
-    ({"response_format": {"type": "json_object"}}, "response_format"),
-    ({"parallel_tool_calls": False}, "parallel_tool_calls"),
+    ({"response_format": {"type": "xml"}}, "response_format.type"),
+    ({"response_format": {"type": "json_schema"}}, "response_format.json_schema"),
+    ({"response_format": {"type": "json_schema", "json_schema": {}}}, "response_format.json_schema.name"),
+    (
+        {"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": []}}},
+        "response_format.json_schema.schema",
+    ),
+    ({"parallel_tool_calls": 1}, "parallel_tool_calls"),
     ({"top_logprobs": 2}, "top_logprobs"),
-    ({"logprobs": True}, "logprobs"),
+    ({"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
+    ({"continue_final_message": True}, "continue_final_message"),
+    ({"add_generation_prompt": False}, "add_generation_prompt"),
+    ({"continue_final_message": True, "add_generation_prompt": True}, "add_generation_prompt"),
+    ({"vllm_xargs": {"other": 1}}, "vllm_xargs.tokencake"),
     ({"modalities": ["audio"]}, "modalities"),
     ({"reasoning_effort": "high"}, "reasoning_effort"),
     ({"functions": []}, "functions"),
     ({"tool_choice": "required"}, "tool_choice"),
+    ({"tool_choice": "any"}, "tool_choice"),
     ({"tool_choice": {"type": "function", "function": {"name": "read"}}}, "tool_choice"),
+    ({"tool_choice": {"type": "mcp"}}, "tool_choice.type"),
+    ({"tools": [TOOL], "tool_choice": {"type": "function", "function": {"name": "write"}}}, "tool_choice"),
+    (
+        {"tool_choice": {"type": "allowed_tools", "allowed_tools": {"mode": "none", "tools": []}}},
+        "tool_choice.allowed_tools.mode",
+    ),
     ({"tools": {}}, "tools"),
     ({"tools": [TOOL, TOOL]}, "tools"),
     ({"tools": [{"type": "custom"}]}, "tools[0].type"),
     ({"tools": [{"type": "function"}]}, "tools[0].function"),
-    ({"tools": [{"type": "function", "function": {"name": "x", "strict": True}}]}, "tools[0].function.strict"),
+    ({"tools": [{"type": "function", "function": {"name": "x", "strict": "yes"}}]}, "tools[0].function.strict"),
     ({"tools": [{"type": "function", "function": {"name": "x", "parameters": []}}]}, "tools[0].function.parameters"),
     ({"tools": [{"type": "function", "function": {"description": "x"}}]}, "tools[0].function.name"),
     ({"messages": []}, "messages"),
@@ -145,7 +172,14 @@ def test_bad_chats_are_refused_by_name(fields, param):
 
 @pytest.mark.parametrize(
     "fields",
-    [{"prompt": ["a", "b"]}, {"prompt": [1, 2]}, {"prompt": None}, {"echo": True}, {"best_of": 2}, {"suffix": "x"}],
+    [
+        {"prompt": ["a", "b"]},
+        {"prompt": [1, 2]},
+        {"prompt": None},
+        {"echo": True, "logprobs": 1},
+        {"best_of": 2},
+        {"suffix": "x"},
+    ],
     ids=str,
 )
 def test_bad_completions_are_refused_by_name(fields):

@@ -179,8 +179,8 @@ def test_errors_are_openais_own_types(door_of):
 
     door = door_of("x", submit=poor)
     client = door.doors.openai(max_retries=2)
-    with pytest.raises(openai.BadRequestError, match="n 3 is not supported") as caught:
-        client.chat.completions.create(**ASK, n=3)
+    with pytest.raises(openai.BadRequestError, match="n=0 is not allowed") as caught:
+        client.chat.completions.create(**ASK, n=0)
     assert "n" == caught.value.param
     with pytest.raises(openai.NotFoundError):
         client.chat.completions.create(**ASK | {"model": "other"})

@@ -1,0 +1,234 @@
+"""From the JSON body of POST /v1/responses to our Request: the part of that API that agents use.
+
+Covers input items (messages, function_call, function_call_output), instructions, functions as tools, formats, and what
+is told back of them. Does not cover: the reply (`events.py`), earlier responses (`stored.py`), hosted tools, files,
+images, reasoning items, background and conversations, which are refused by name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from typing import Any
+
+from agentkv.core.message import Message, ToolCall, ToolSpec
+from agentkv.engine.request import Request, ResponseFormat, ToolChoice
+from agentkv.server.fields import Fields, kind_of, refuse
+from agentkv.server.messages import read_tools
+from agentkv.server.requests import Asked, check_model
+from agentkv.server.sampled import HARMLESS, read_format, read_sampling, read_tool_choice
+
+_TEXT_PARTS = frozenset({"input_text", "output_text", "text"})
+_ROLES = {"user": "user", "assistant": "assistant", "system": "system", "developer": "system"}
+_LOGPROBS = "message.output_text.logprobs"
+_MOST_METADATA = 16
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AskedResponse:
+    """What a call asks for. `told`: what the response object repeats of it; `kept`: the messages without instructions."""
+
+    asked: Asked
+    told: dict[str, Any]
+    kept: tuple[Message, ...]
+    store: bool
+
+
+def response_request(
+    body: Any, *, model: str, earlier: Callable[[str], tuple[Message, ...]] | None = None
+) -> AskedResponse:
+    """Read the body; `earlier(id)` are the messages of a stored response. Raises RequestInvalid naming the field."""
+    fields = Fields(body)
+    check_model(fields, model)
+    metadata = _metadata(fields.any("metadata", {}))
+    _refuse_what_is_hosted(fields)
+    instructions = fields.text("instructions", "")
+    before = fields.text("previous_response_id", "")
+    kept = _before(before, earlier) + _input(fields.any("input"))
+    tools = read_tools(fields.items("tools"), flat=True)
+    choice = read_tool_choice(fields, tools, flat=True)
+    text_format = _text_format(fields)
+    sampling = read_sampling(fields, limits=("max_output_tokens",), penalties=False)
+    logprobs, top = _logprobs(fields), fields.any("top_logprobs", 0)
+    stream, store = fields.flag("stream", default=False), fields.flag("store", default=True)
+    _stream_options(fields, stream=stream)
+    messages = (Message(role="system", content=instructions), *kept) if instructions else kept
+    request = Request(
+        messages=messages,
+        tools=() if choice.mode == "none" else tools,
+        tool_choice=choice,
+        sampling=sampling,
+        logprobs=top if logprobs else None,
+        response_format=text_format,
+    )
+    told = {
+        "instructions": instructions or None,
+        "max_output_tokens": sampling.max_tokens,
+        "metadata": metadata,
+        "parallel_tool_calls": choice.parallel,
+        "previous_response_id": before or None,
+        "temperature": sampling.temperature,
+        "text": {"format": _told_format(text_format)},
+        "tool_choice": _told_choice(choice),
+        "tools": [_told_tool(tool) for tool in tools],
+        "top_p": sampling.top_p,
+        "truncation": "disabled",
+    }
+    ignored = fields.end(harmless=HARMLESS - {"metadata", "store"})
+    asked = Asked(request=request, stream=stream, include_usage=True, ignored=ignored)
+    return AskedResponse(asked=asked, told=told, kept=kept, store=store)
+
+
+def _refuse_what_is_hosted(fields: Fields) -> None:
+    fields.only("background", False, why="an answer is computed while its caller waits")
+    fields.only("conversation", why="only previous_response_id continues one")
+    fields.only("prompt", why="no prompts are kept here")
+    fields.only("truncation", "disabled", why="a prompt that does not fit is refused, never cut silently")
+    fields.only("reasoning", {}, {"effort": None}, {"summary": None}, why="the model's own text is all there is")
+    fields.only("max_tool_calls", why="only functions can be called, and their caller counts them")
+
+
+def _stream_options(fields: Fields, *, stream: bool) -> None:
+    options = fields.any("stream_options")
+    if options is None:
+        return
+    if not stream:
+        refuse("stream_options", "is only allowed with stream=true")
+    inner = Fields(options, "stream_options")
+    inner.only("include_obfuscation", False, why="events are sent as they are")
+    inner.end()
+
+
+def _logprobs(fields: Fields) -> bool:
+    wanted = fields.items("include") or []
+    for index, name in enumerate(wanted):
+        if name != _LOGPROBS:
+            refuse(f"include[{index}]", f"{name!r:.60} is not supported: only {_LOGPROBS} is", code="unsupported_value")
+    return bool(wanted)
+
+
+def _metadata(value: Any) -> dict[str, str]:
+    if not isinstance(value, dict) or not all(isinstance(item, str) for item in value.values()):
+        refuse("metadata", "must be an object of texts", code="invalid_type")
+    if len(value) > _MOST_METADATA:
+        refuse("metadata", f"has {len(value)} entries; at most {_MOST_METADATA} are allowed")
+    return value
+
+
+def _text_format(fields: Fields) -> ResponseFormat | None:
+    text = fields.any("text")
+    if text is None:
+        return None
+    inner = Fields(text, "text")
+    wanted = read_format(inner.any("format"), "text.format")
+    inner.only("verbosity", "medium", why="the model says as much as it says")
+    inner.end()
+    return wanted
+
+
+def _before(response_id: str, earlier: Callable[[str], tuple[Message, ...]] | None) -> tuple[Message, ...]:
+    if not response_id:
+        return ()
+    if earlier is None:
+        refuse("previous_response_id", "is not supported here", code="unsupported_value")
+    return earlier(response_id)
+
+
+def _input(value: Any) -> tuple[Message, ...]:
+    if isinstance(value, str):
+        return (Message(role="user", content=value),)
+    if not isinstance(value, list) or not value:
+        what = "is missing" if value is None else f"must be a text or a list of items, not {kind_of(value)}"
+        refuse("input", what if value != [] else "is empty", code="missing_required_parameter")
+    return joined(_item(Fields(item, f"input[{index}]")) for index, item in enumerate(value))
+
+
+def joined(messages: Iterable[Message]) -> tuple[Message, ...]:
+    """Items as messages: what an assistant said and the calls that follow it are one turn."""
+    turns: list[Message] = []
+    for message in messages:
+        last = turns[-1] if turns else None
+        if last is not None and last.role == message.role == "assistant" and message.tool_calls:
+            turns[-1] = replace(last, tool_calls=(*last.tool_calls, *message.tool_calls))
+        else:
+            turns.append(message)
+    return tuple(turns)
+
+
+def _item(fields: Fields) -> Message:
+    kind = fields.text("type", "message")
+    read = {"message": _message, "function_call": _call, "function_call_output": _output}.get(kind)
+    if read is None:
+        refuse(
+            fields.at("type"),
+            f"{kind!r:.40} is not supported: only messages and function calls are",
+            code="unsupported_value",
+        )
+    message = read(fields)
+    fields.end(harmless={"id", "status"})
+    return message
+
+
+def _message(fields: Fields) -> Message:
+    name = fields.text("role")
+    role = _ROLES.get(name)
+    if role is None:
+        refuse(fields.at("role"), f"{name!r:.40} is not one of {', '.join(_ROLES)}")
+    fields.any("phase")  # told by newer models, and sent back by their clients
+    return Message(role=role, content=_content(fields.any("content"), fields.at("content")))  # type: ignore[arg-type]
+
+
+def _call(fields: Fields) -> Message:
+    call = ToolCall(id=fields.text("call_id"), name=fields.text("name"), arguments=fields.text("arguments"))
+    return Message(role="assistant", tool_calls=(call,))
+
+
+def _output(fields: Fields) -> Message:
+    call_id = fields.text("call_id")
+    return Message(role="tool", content=_content(fields.any("output"), fields.at("output")), tool_call_id=call_id)
+
+
+def _content(content: Any, path: str) -> str:
+    if isinstance(content, str):
+        return content
+    if not isinstance(content, list):
+        what = "is missing" if content is None else f"must be a text or a list of parts, not {kind_of(content)}"
+        refuse(path, what, code="invalid_type")
+    return "".join(_part(Fields(part, f"{path}[{index}]")) for index, part in enumerate(content))
+
+
+def _part(fields: Fields) -> str:
+    kind = fields.text("type")
+    if kind not in _TEXT_PARTS:
+        refuse(fields.at("type"), f"{kind!r:.40} is not supported: only text parts are", code="unsupported_value")
+    text = fields.text("text")
+    fields.only("annotations", [], why="they are not read")
+    fields.end(harmless={"logprobs"})
+    return text
+
+
+def _told_tool(tool: ToolSpec) -> dict[str, Any]:
+    return {
+        "type": "function",
+        "name": tool.name,
+        "description": tool.description or None,
+        "parameters": dict(tool.parameters),
+        "strict": tool.strict,
+    }
+
+
+def _told_choice(choice: ToolChoice) -> Any:
+    if not choice.names:
+        return choice.mode
+    if choice.mode == "required" and len(choice.names) == 1:
+        return {"type": "function", "name": choice.names[0]}
+    named = [{"type": "function", "name": name} for name in choice.names]
+    return {"type": "allowed_tools", "mode": choice.mode, "tools": named}
+
+
+def _told_format(wanted: ResponseFormat | None) -> dict[str, Any]:
+    if wanted is None:
+        return {"type": "text"}
+    if wanted.schema is None:
+        return {"type": "json_object"}
+    return {"type": "json_schema", "name": wanted.name, "schema": dict(wanted.schema), "strict": wanted.strict}
