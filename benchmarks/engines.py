@@ -59,8 +59,7 @@ def agents(url: str, *, hints: bool, notes: int, turns: int, together: bool) -> 
     found: list[Turn] = []
     one_at_a_time = threading.Lock()
     with AgentKV.remote(base_url=url, model="m", ledger="memory", context=None) as kv:
-        if getattr(kv, "_reach", None) is not None:
-            kv._reach.close()
+        kv._doors.ways().close()
         kv.engine.routing = None
         adapter = LlamaCpp(url, clock=SystemClock())
         reach = Reach(adapter, clock=SystemClock())

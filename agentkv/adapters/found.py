@@ -106,6 +106,11 @@ class Found:
         if self._endpoints is not None:
             self._endpoints.refused(self._base_url, self._known, names)
 
+    @property
+    def may_wait(self) -> bool:
+        """Whether `carries` may take longer than an event loop has."""
+        return not self._asked if self._adapter is None else getattr(self._adapter, "waits", False)
+
     def on_known(self, hear: Callable[[Known], None]) -> None:
         """Tell `hear` what the endpoint is, when that is known."""
         self._knows.append(hear)

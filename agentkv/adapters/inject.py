@@ -45,8 +45,8 @@ class Injector:
     """Adds what `extra(request)` says, which is asked for each request, on the thread or task that sends it. Thread-safe.
 
     `flow` may be given an Extra of its own instead. `on_refused(origin, names)` hears what a server does not take,
-    `ended(extra, tokens)` when a request that carried something is over, with about so many tokens in its prompt.
-    `may_wait()`: whether `extra` may block, so that an event loop must not ask it.
+    `ended(request, extra, tokens)` when a request that carried something is over, with about so many tokens in its prompt.
+    `may_wait(request)`: whether `extra` may block, so that an event loop must not ask it.
     """
 
     def __init__(
@@ -54,8 +54,8 @@ class Injector:
         extra: Asked | None = None,
         *,
         on_refused: Callable[[str, frozenset[str]], None] | None = None,
-        ended: Callable[[Extra, int], None] | None = None,
-        may_wait: Callable[[], bool] | None = None,
+        ended: Callable[[Any, Extra, int], None] | None = None,
+        may_wait: Callable[[Any], bool] | None = None,
     ) -> None:
         self._extra = extra
         self._on_refused = on_refused
@@ -74,28 +74,16 @@ class Injector:
         with self._lock:
             self._refused[origin] = self.refused(origin) | names
 
-    def copy(
-        self,
-        extra: Asked,
-        *,
-        ended: Callable[[Extra, int], None] | None = None,
-        may_wait: Callable[[], bool] | None = None,
-    ) -> Injector:
-        """Another one that shares what is known of servers."""
-        other = Injector(extra, on_refused=self._on_refused, ended=ended, may_wait=may_wait)
-        other._lock, other._refused, other._accepted = self._lock, self._refused, self._accepted
-        return other
-
-    def may_wait(self) -> bool:
-        """Whether asking what a request is to carry may take longer than an event loop has."""
-        return self._may_wait is not None and self._may_wait()
+    def may_wait(self, request: Any) -> bool:
+        """Whether asking what this request is to carry may take longer than an event loop has."""
+        return self._may_wait is not None and self._may_wait(request)
 
     def ended(self, request: Any, extra: Extra | None) -> None:
         """The request is over, whatever became of it. Never raises."""
         if self._ended is None or extra is None:
             return
         try:
-            self._ended(extra, int(request.headers.get("content-length") or 0) // _BYTES_PER_TOKEN)
+            self._ended(request, extra, int(request.headers.get("content-length") or 0) // _BYTES_PER_TOKEN)
         except Exception as error:
             log.failed("injection_failed", error=type(error).__name__)
 
@@ -126,7 +114,7 @@ class Injector:
         return response  # it was not us: the first answer speaks of the user's whole request
 
     def asked(self, request: Any) -> Extra | None:
-        """What this request is to carry; may block where `may_wait()`. Never raises."""
+        """What this request is to carry; may block where `may_wait(request)`. Never raises."""
         if self._extra is None or request.method != "POST" or not request.url.path.endswith(_MODEL_CALLS):
             return None
         try:
@@ -231,7 +219,7 @@ def injecting_async_client(injector: Injector, **options: Any) -> Any:
 
     class Injecting(openai.DefaultAsyncHttpxClient):
         async def send(self, request: Any, **how: Any) -> Any:
-            if injector.may_wait():
+            if injector.may_wait(request):
                 import anyio.to_thread
 
                 extra = await anyio.to_thread.run_sync(injector.asked, request)

@@ -105,7 +105,7 @@ class RemoteEngine:
     The key is `api_key`, else the environment's OPENAI_API_KEY, else none; it is never logged nor part of an error.
     `count(text)` counts tokens where the server reports no usage (default: `context.tokens.count_text`); such a Generation is marked `estimated`, and
     `stats()["estimated_calls"]` counts them. At most `max_parallel` calls are under way, the others queue.
-    `max_tokens_field`: newer hosted models want "max_completion_tokens".
+    `max_tokens_field`: newer hosted models want "max_completion_tokens". `reach`: for whoever else speaks to the server.
     """
 
     def __init__(
@@ -120,6 +120,7 @@ class RemoteEngine:
         max_tokens_field: Literal["max_tokens", "max_completion_tokens"] = "max_tokens",
         count: Callable[[str], int] | None = None,
         clock: Clock | None = None,
+        reach: Mapping[str, Any] | None = None,
     ) -> None:
         import openai
 
@@ -130,6 +131,7 @@ class RemoteEngine:
         self.model = model
         self.routing: Routing | None = None
         self._base_url = base_url
+        self._reach = dict(reach or {})
         self._shown_url = re.sub(r"//[^/@]*@", "//", base_url)  # without a password
         self._key = api_key or os.environ.get("OPENAI_API_KEY") or ""
         self._client = openai.AsyncOpenAI(
@@ -154,9 +156,9 @@ class RemoteEngine:
         self._closed = False
 
     @property
-    def endpoint(self) -> Mapping[str, str]:
-        """Where the server is, for whoever else speaks to it; holds the key."""
-        return {"base_url": self._base_url, "api_key": self._key}
+    def endpoint(self) -> Mapping[str, Any]:
+        """Where the server is and what may be done there, for whoever else speaks to it; holds the key."""
+        return {"base_url": self._base_url, "api_key": self._key, **self._reach}
 
     # -- Engine
 

@@ -70,7 +70,7 @@ class AgentKV:
         self._emitter, self._receipts = parts.emitter, parts.receipts
         self._planner, self._desk = parts.planner, parts.desk
         self._model_calls, self._endings, self._doors = parts.model_calls, parts.endings, parts.doors
-        self._reach = parts.reach
+        self.http_client, self.async_http_client = parts.doors.http_client, parts.doors.async_http_client
         self._ids = itertools.count(1)
         self._lock = threading.Lock()
         self._closed = False
@@ -148,11 +148,22 @@ class AgentKV:
         timeout_s: float = 600.0,
         context: Context | None = DEFAULT_CONTEXT,
         prices: str | Path | PriceTable | None = None,
+        salt: str = "",
+        speaks: str = "auto",
+        probe: bool = False,
+        prewarm: bool = False,
     ) -> Self:
-        """Any OpenAI-compatible endpoint, through the openai package: hints, budgets and bills without our engine."""
+        """Any OpenAI-compatible endpoint, through the openai package: hints, budgets and bills without our engine.
+
+        `speaks` names the engine there ("vllm", "llama.cpp", "dynamo", "openai", ...) where asking it could not tell, or
+        is "off". `salt` is a tenant's, for engines that part their caches by one. With `probe` an own server is asked once,
+        by a request of one token, whether it takes priorities; with `prewarm` it computes a waiting context shortly before
+        its tool ends, paid by the task. See docs/engines.md.
+        """
         from agentkv.engine.remote import RemoteEngine
 
-        engine = RemoteEngine(base_url=base_url, model=model, api_key=api_key, timeout_s=timeout_s)
+        reach: dict[str, Any] = {"salt": salt, "engine": speaks, "probe": probe, "prewarm": prewarm}
+        engine = RemoteEngine(base_url=base_url, model=model, api_key=api_key, timeout_s=timeout_s, reach=reach)
         return cls._assemble(engine, policy="keep", ledger=ledger, context=context, prices=prices)
 
     @classmethod
@@ -332,7 +343,7 @@ class AgentKV:
         return {
             "engine": dict(self.engine.stats()),
             "counters": dict(log.counters),
-            "reach": self._reach.stats(),
+            "reach": self._doors.stats(),
             "ledger": {"unsaved": self._books.unsaved},
         }
 
@@ -360,7 +371,6 @@ class AgentKV:
             self._closed = True
         self.budgets.gate.closed = True
         self._doors.close()
-        self._reach.close()
         if self._planner is not None:
             self._planner.close()
         self.engine.close()

@@ -1,4 +1,7 @@
-"""The OpenAI clients of one AgentKV: the app behind them is made when the first is asked for."""
+"""Ways in for other people's clients: OpenAI clients on the engine itself, and HTTP clients for clients of foreign endpoints.
+
+The app behind the first, and what is known of foreign endpoints, are made when first asked for.
+"""
 
 from __future__ import annotations
 
@@ -6,17 +9,27 @@ import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from agentkv.clock import Clock
 from agentkv.core.task import Caller
 from agentkv.engine.base import Engine, Request, Stream
+from agentkv.errors import Closed
+from agentkv.runtime.emit import Emitter
 
 if TYPE_CHECKING:
+    from agentkv.runtime.ways import Ways
     from agentkv.server.transport import InProcess
 
 
 class Doors:
     """Makes clients that reach `submit` without a socket. Thread-safe."""
 
-    def __init__(self, *, submit: Callable[[Request], Stream], engine: Engine, caller: Callable[[], Caller]) -> None:
+    def __init__(
+        self, *, submit: Callable[[Request], Stream], engine: Engine, caller: Callable[[], Caller], emitter: Emitter, clock: Clock
+    ) -> None:  # fmt: skip
+        self._emitter = emitter
+        self._clock = clock
+        self._ways: Ways | None = None
+        self._closed = False
         self._submit = submit
         self._engine = engine
         self._caller = caller
@@ -34,9 +47,44 @@ class Doors:
                 self._in_process = InProcess(app, identify=self._caller)
             return self._in_process
 
-    def close(self) -> None:
-        """End what is under way. Idempotent."""
+    def http_client(self, **options: Any) -> Any:
+        """An HTTP client for clients of your own: `OpenAI(http_client=...)`, `ChatOpenAI(http_client=...)`, `Anthropic(...)`.
+
+        What it sends carries what its endpoint wants to be told of whoever is calling; your own fields and headers win.
+        `options` are the HTTP library's own. Such calls are not billed here, see `AgentKV.record_call`.
+        """
+        from agentkv.adapters.inject import injecting_client
+
+        return injecting_client(self.ways().injector, **options)
+
+    def async_http_client(self, **options: Any) -> Any:
+        """The same for `AsyncOpenAI`, ChatOpenAI's `http_async_client` and `AsyncAnthropic`."""
+        from agentkv.adapters.inject import injecting_async_client
+
+        return injecting_async_client(self.ways().injector, **options)
+
+    def ways(self) -> Ways:
+        """The endpoints that calls go to. Closed for a closed AgentKV."""
+        from agentkv.runtime.ways import Ways
+
         with self._lock:
-            doors = self._in_process
+            if self._closed:
+                raise Closed("this AgentKV is closed; make a new one")
+            if self._ways is None:
+                self._ways = Ways(emitter=self._emitter, clock=self._clock, caller=self._caller)
+            return self._ways
+
+    def stats(self) -> dict[str, Any]:
+        """What foreign endpoints were told; {} where there are none."""
+        ways = self._ways
+        return {} if ways is None else ways.stats()
+
+    def close(self) -> None:
+        """End what is under way, and tell foreign endpoints what they are still to hear. Idempotent."""
+        with self._lock:
+            self._closed = True
+            doors, ways = self._in_process, self._ways
         if doors is not None:
             doors.close()
+        if ways is not None:
+            ways.close()

@@ -1,6 +1,6 @@
 """Reach: hints on their way to a foreign engine, on a thread of their own, each at most once and with a receipt.
 
-Covers the bounded queue, the deadline, the breaker for an engine that is away, and which adapter an endpoint gets. Whatever
+Covers the bounded queue, the deadline, and the breaker for an engine that is away. Whatever
 an adapter does, the agent is neither stopped nor delayed: telling costs it an append. Does not cover what an engine is
 told (`adapters/`), nor the embedded engine, which the planner moves itself.
 """
@@ -9,15 +9,12 @@ from __future__ import annotations
 
 import threading
 from collections import Counter, deque
-from collections.abc import Mapping
-from typing import Any, Protocol
+from typing import Any
 
 from agentkv import log
 from agentkv.adapters.base import Adapter, DeliveryReceipt, Outcome
 from agentkv.clock import Clock
 from agentkv.core.hint import Hint, HintKind
-from agentkv.runtime.emit import Emitter
-from agentkv.runtime.routes import Route
 
 DEADLINE_S = 0.05
 """A hint that is older is not worth telling, unless its adapter is more patient."""
@@ -174,48 +171,3 @@ class Reach:
         self._receipts.append(receipt)
         if receipt.outcome is Outcome.FAILED:
             log.count("hint_not_delivered")
-
-
-class Reaching(Protocol):
-    """What the runtime keeps of it."""
-
-    def stats(self) -> dict[str, Any]:
-        """Plain JSON values; {} where there is nobody to reach."""
-        ...
-
-    def close(self) -> None:
-        """Idempotent."""
-        ...
-
-
-class _Nobody:
-    def stats(self) -> dict[str, Any]:
-        return {}
-
-    def close(self) -> None:
-        pass
-
-
-def reach_for(engine: Any, emitter: Emitter, clock: Clock) -> Reaching:
-    """Hints and requests of a remote engine reach whatever is at its address; of another engine, nobody."""
-    endpoint: Mapping[str, Any] | None = getattr(engine, "endpoint", None)
-    if endpoint is None:
-        return _Nobody()
-    from agentkv.adapters.found import Found
-    from agentkv.adapters.inject import Injector
-    from agentkv.adapters.probe import Endpoints, origin
-    from agentkv.runtime.ratefiles import rates_folder
-
-    address, endpoints = endpoint["base_url"], Endpoints(rates_folder().parent)
-    emitter.book.salt = endpoint.get("salt", "")
-    found = Found(
-        address, api_key=endpoint["api_key"], clock=clock, engine=endpoint.get("engine", "auto"), endpoints=endpoints,
-        probe_priority=endpoint.get("probe", False),
-    )  # fmt: skip
-    injector = Injector(on_refused=lambda _origin, names: found.refused(names))
-    found.on_known(lambda known: injector.refuse(origin(address), frozenset(known.refused)))
-    route = Route(found, book=emitter.book, injector=injector)
-    engine.routing = route
-    reach = Reach(found, clock=clock)
-    emitter.subscribe(reach.tell)
-    return reach

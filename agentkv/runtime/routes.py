@@ -1,13 +1,12 @@
 """Route: what a remote engine's requests carry, and what is heard of the calls that carried it.
 
-Covers one endpoint: the adapter's Extra for each call, its injection into the HTTP request (user's values win, refused
-fields are left out), and HTTP clients for people's own OpenAI and Anthropic clients. Does not cover hints beside the
-calls (`reach.py`).
+Covers one endpoint: the adapter's Extra for each call, and its injection into the HTTP request (user's values win, refused
+fields are left out). Does not cover hints beside the calls (`reach.py`) nor which endpoint a call goes to (`ways.py`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Generator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -34,7 +33,6 @@ class Route:
     def __init__(self, adapter: Any, *, book: SessionBook | None = None, injector: Injector | None = None) -> None:
         self._adapter = adapter
         self._book = book or SessionBook()
-        self._book.routed = True
         self._injector = injector or Injector()
 
     @property
@@ -51,7 +49,7 @@ class Route:
         session = self.session(request)
         if request.purpose == "answer":
             self._book.begun(session, request.caller, model=model, priority=request.priority)
-        return Carried(session=session, extra=self._extra(session, request.caller, request.purpose))
+        return Carried(session=session, extra=self.carries(session, request.caller, request.purpose))
 
     def flow(self, http_request: Any, carried: Carried) -> Generator[Any, Any, Any]:
         """The HTTP request with what was given; see `Injector.flow`."""
@@ -73,20 +71,8 @@ class Route:
             log.failed("routing_failed", error=repr(error))
         return None
 
-    def for_others(self, caller: Callable[[], Caller]) -> Injector:
-        """An injector for somebody's own client: `caller()` says whose call a request is."""
-
-        def extra(_request: Any) -> Extra | None:
-            who = caller()
-            return self._extra(session_of(who), who, "answer")
-
-        def ended(extra: Extra, tokens: int) -> None:
-            if isinstance(self._adapter, Routing):
-                self._adapter.ended(extra.session, tokens=tokens, cached_tokens=None)
-
-        return self._injector.copy(extra, ended=ended, may_wait=lambda: getattr(self._adapter, "waits", False))
-
-    def _extra(self, session: str, caller: Caller, purpose: str) -> Extra | None:
+    def carries(self, session: str, caller: Caller, purpose: str) -> Extra | None:
+        """What a call of this session is to carry. Never raises."""
         if not isinstance(self._adapter, Routing):
             return None
         try:

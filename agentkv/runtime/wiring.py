@@ -27,7 +27,6 @@ from agentkv.runtime.endings import Endings
 from agentkv.runtime.learned import Learned
 from agentkv.runtime.planner import Planner
 from agentkv.runtime.prefixes import Prefixes
-from agentkv.runtime.reach import reach_for
 from agentkv.runtime.receipts import Receipts
 
 if TYPE_CHECKING:
@@ -49,7 +48,6 @@ class Parts:
     endings: Endings
     told: Deliveries
     doors: Doors
-    reach: Any
 
 
 def wired(
@@ -110,6 +108,9 @@ def wired(
     endings = Endings(
         engine=engine, planner=planner, books=books, prefixes=prefixes, contexts=contexts, emitter=emitter
     )
+    doors = Doors(submit=submit, engine=engine, caller=caller, emitter=emitter, clock=clock)
+    if hasattr(engine, "endpoint"):
+        doors.ways().own(engine)
     return Parts(
         emitter=emitter,
         receipts=receipts,
@@ -120,6 +121,5 @@ def wired(
         model_calls=model_calls,
         endings=endings,
         told=Deliveries(append=books.append, clock=clock, caller=caller, engine=engine),
-        doors=Doors(submit=submit, engine=engine, caller=caller),
-        reach=reach_for(engine, emitter, clock),
+        doors=doors,
     )

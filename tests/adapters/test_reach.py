@@ -14,7 +14,7 @@ from agentkv.adapters.strict import StrictServer
 from agentkv.clock import ManualClock, SystemClock
 from agentkv.core.hint import Hint, HintKind, SessionFacts
 from agentkv.runtime import reach as reach_module
-from agentkv.runtime.reach import Reach, reach_for
+from agentkv.runtime.reach import Reach
 
 KV_STATS_KEYS = {"adapter", "applied", "advisory", "unsupported", "failed", "queued", "away", "last"}
 
@@ -199,8 +199,7 @@ def test_closing_tells_the_ends_of_sessions_and_nothing_else(reach, recorder):
 def test_an_engine_of_our_own_has_nobody_to_reach():
     """The embedded engine is the planner's; no thread is started and nobody subscribes."""
     with AgentKV.with_engine(ScriptedEngine(["ok"])) as kv:
-        nobody = reach_for(kv.engine, kv._emitter, SystemClock())
-        assert {} == nobody.stats()
+        assert {} == kv.stats()["reach"]
         assert not kv._emitter._bus.has_subscribers
 
 

@@ -1,0 +1,150 @@
+"""Ways: every endpoint that calls of one AgentKV go to, each with its adapter, its queue of hints and its route.
+
+Covers the remote engine's own endpoint, and those that people's own clients call through `kv.http_client()`: they are
+found by the address of a request. Does not cover one endpoint's queue (`reach.py`) nor what its requests carry
+(`routes.py`). An endpoint hears of sessions that it answered, the engine's own of all.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from agentkv.adapters.base import Extra
+from agentkv.adapters.found import Found
+from agentkv.adapters.inject import Injector, origin_of
+from agentkv.adapters.probe import Endpoints, Known, origin
+from agentkv.clock import Clock
+from agentkv.core.hint import Hint, HintKind
+from agentkv.core.task import UNATTRIBUTED, Caller
+from agentkv.runtime.emit import Emitter
+from agentkv.runtime.ratefiles import rates_folder
+from agentkv.runtime.reach import Reach
+from agentkv.runtime.routes import Route
+from agentkv.runtime.sessions import session_of
+
+MOST_WAYS = 16
+"""Other endpoints that are told hints; calls to further ones go as they are."""
+_MOST_SEEN = 1024
+
+
+@dataclass(slots=True, kw_only=True)
+class Way:
+    """One endpoint. `seen`: sessions that it answered."""
+
+    found: Found
+    reach: Reach
+    route: Route
+    seen: OrderedDict[str, None] = field(default_factory=OrderedDict)
+
+    def tell(self, hint: Hint) -> None:
+        """Tell hints of sessions that it answered."""
+        session = hint.session or hint.task
+        if session in self.seen:
+            self.reach.tell(hint)
+            if hint.kind is HintKind.SESSION_END:
+                self.seen.pop(session, None)
+
+    def saw(self, session: str) -> None:
+        """It answers a call of this session."""
+        self.seen[session] = None
+        while len(self.seen) > _MOST_SEEN:
+            self.seen.popitem(last=False)
+
+
+class Ways:
+    """Thread-safe; `close()` is idempotent."""
+
+    def __init__(self, *, emitter: Emitter, clock: Clock, caller: Callable[[], Caller]) -> None:
+        self._emitter = emitter
+        self._clock = clock
+        self._caller = caller
+        self._lock = threading.Lock()
+        self._ways: dict[str, Way] = {}
+        self._own: Way | None = None
+        self._closed = False
+        self._endpoints = Endpoints(rates_folder().parent)
+        self.injector = Injector(
+            self._carries, on_refused=self._refused, ended=self._ended, may_wait=self._may_wait
+        )  # one for all: what a server does not take, nobody sends it again
+
+    def own(self, engine: Any) -> None:
+        """`engine` is a remote one: its calls take this way, and its endpoint hears every hint."""
+        about = engine.endpoint
+        self._emitter.book.salt = about.get("salt", "")
+        self._emitter.book.routed = True
+        way = self._made(
+            about["base_url"],
+            api_key=about["api_key"],
+            engine=about.get("engine", "auto"),
+            probe=about.get("probe", False),
+        )
+        self._ways[origin(about["base_url"])] = self._own = way
+        engine.routing = way.route
+        self._emitter.subscribe(way.reach.tell)
+
+    def stats(self) -> dict[str, Any]:
+        """Plain JSON values: the engine's endpoint, and under "others" those of people's own clients; {} without any."""
+        with self._lock:
+            others = {place: way for place, way in self._ways.items() if way is not self._own}
+        told = {} if self._own is None else self._own.reach.stats()
+        return told | {"others": {place: way.reach.stats() for place, way in others.items()}} if others else told
+
+    def close(self) -> None:
+        """Tell the ends of sessions that are still queued, in at most a second each, and stop."""
+        with self._lock:
+            self._closed = True
+            ways = list(self._ways.values())
+        for way in ways:
+            way.reach.close()
+
+    # -- people's own clients
+
+    def _carries(self, request: Any) -> Extra | None:
+        who = self._caller()
+        way = self._way(request)
+        if way is None or who.task == UNATTRIBUTED:
+            return None
+        session = session_of(who)
+        way.saw(session)
+        return way.route.carries(session, who, "answer")
+
+    def _ended(self, request: Any, extra: Extra, tokens: int) -> None:
+        way = self._ways.get(origin_of(request))
+        if way is not None:
+            way.found.ended(extra.session, tokens=tokens, cached_tokens=None)
+
+    def _may_wait(self, request: Any) -> bool:
+        way = self._ways.get(origin_of(request))
+        return way is None or way.found.may_wait
+
+    def _refused(self, place: str, names: frozenset[str]) -> None:
+        way = self._ways.get(place)
+        if way is not None:
+            way.found.refused(names)
+
+    def _way(self, request: Any) -> Way | None:
+        place = origin_of(request)
+        with self._lock:
+            way = self._ways.get(place)
+            if way is None and len(self._ways) < MOST_WAYS and not self._closed:
+                scheme, _, key = request.headers.get("authorization", "").partition(" ")
+                way = self._ways[place] = self._made(place, api_key=key if scheme.lower() == "bearer" else "")
+                self._emitter.subscribe(way.tell)
+            return way
+
+    def _made(self, base_url: str, *, api_key: str, engine: str = "auto", probe: bool = False) -> Way:
+        found = Found(
+            base_url, api_key=api_key, clock=self._clock, engine=engine, endpoints=self._endpoints, probe_priority=probe
+        )
+
+        def known(what: Known) -> None:
+            if what.refused:
+                self.injector.refuse(origin(base_url), frozenset(what.refused))
+
+        found.on_known(known)
+        route = Route(found, book=self._emitter.book, injector=self.injector)
+        return Way(found=found, reach=Reach(found, clock=self._clock), route=route)

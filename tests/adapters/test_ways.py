@@ -1,0 +1,144 @@
+"""People's own OpenAI and Anthropic clients over `kv.http_client()`: what their requests carry, endpoint by endpoint."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+import anthropic
+import openai
+import pytest
+
+from agentkv import AgentKV, ScriptedEngine
+from agentkv.adapters.strict import StrictServer
+from agentkv.errors import Closed
+
+MESSAGES = [{"role": "user", "content": "hello"}]
+
+
+@pytest.fixture
+def kv():
+    with AgentKV.with_engine(ScriptedEngine(["ok"]), ledger="memory") as made:
+        yield made
+
+
+def until(condition):
+    ends = time.monotonic() + 5
+    while not condition() and time.monotonic() < ends:
+        time.sleep(0.005)
+    assert condition()
+
+
+def chat(kv, server, *, stream=False, **fields):
+    with openai.OpenAI(base_url=server.url, api_key="k", max_retries=0, http_client=kv.http_client()) as client:
+        answer = client.chat.completions.create(model="m", messages=MESSAGES, stream=stream, **fields)
+        return list(answer) if stream else answer
+
+
+def asked(server):
+    return [one for one in server.asked if one.path.endswith("completions")]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_clients_own_calls_go_to_their_sessions_slots(kv, llama, stream):
+    """Each task has its own, and gives it back when the answer has been read: the same task finds it again."""
+    for task in ("a", "b", "a"):
+        with kv.task(task, final=False):
+            chat(kv, llama, stream=stream)
+    slots = [one.body["id_slot"] for one in asked(llama)]
+    assert slots[0] == slots[2] != slots[1]
+
+
+def test_an_asynchronous_client_waits_for_no_slot_on_its_event_loop(kv, llama):
+    """Two calls at once on one slot each: the loop goes on meanwhile."""
+
+    async def run():
+        async with openai.AsyncOpenAI(
+            base_url=llama.url, api_key="k", max_retries=0, http_client=kv.async_http_client()
+        ) as client:
+
+            async def call(task):
+                with kv.task(task, final=False):
+                    await client.chat.completions.create(model="m", messages=MESSAGES)
+
+            await asyncio.gather(*(call(f"t{number}") for number in range(5)))
+
+    asyncio.run(run())
+    assert 5 == len(asked(llama))
+    assert all("id_slot" in one.body for one in asked(llama))
+
+
+def test_a_broken_stream_gives_its_slot_back(kv, llama):
+    """A reader that leaves after the first chunk holds nothing."""
+    with (
+        kv.task("a", final=False),
+        openai.OpenAI(base_url=llama.url, api_key="k", max_retries=0, http_client=kv.http_client()) as client,
+    ):
+        for _ in range(3):
+            with client.chat.completions.create(model="m", messages=MESSAGES, stream=True) as answer:
+                next(iter(answer))
+    assert [0, 0, 0] == [one.body["id_slot"] for one in asked(llama)]
+
+
+def test_another_endpoint_gets_nothing_of_what_one_takes(kv, llama):
+    """A fallback to a plain server with the same HTTP client must not fail for fields that are not its own."""
+    with StrictServer() as plain, kv.task("a", final=False):
+        http_client = kv.http_client()
+        for url in (llama.url, plain.url, llama.url):
+            client = openai.OpenAI(base_url=url, api_key="k", max_retries=0, http_client=http_client)
+            client.chat.completions.create(model="m", messages=MESSAGES)
+        http_client.close()
+        assert 0 == plain.rejected
+        assert {"model", "messages"} == set(asked(plain)[0].body)
+    assert all("id_slot" in one.body for one in asked(llama))
+
+
+def test_a_call_of_nobody_goes_as_it_is(kv, llama):
+    """Nothing is known of its session."""
+    chat(kv, llama)
+    assert {"model", "messages", "stream"} == set(asked(llama)[0].body)
+
+
+def test_the_users_own_fields_win(kv, llama):
+    """In `extra_body` as in the call."""
+    with kv.task("a", final=False):
+        chat(kv, llama, extra_body={"id_slot": 7})
+    assert 7 == asked(llama)[0].body["id_slot"]
+
+
+def test_hints_reach_the_endpoints_that_answered(kv, llama):
+    """A tool of a session that was answered there is told there; another's is not."""
+    with kv.task("a", final=False):
+        chat(kv, llama)
+        with kv.tool("pytest", expect_s=30):
+            pass
+    with kv.task("b", final=False), kv.tool("pytest", expect_s=30):
+        pass
+    (told,) = kv.stats()["reach"]["others"].values()
+    until(lambda: "tool_start a" in str(kv.stats()["reach"]["others"]))
+    (told,) = kv.stats()["reach"]["others"].values()
+    assert "llama.cpp" == told["adapter"]
+    assert " b:" not in str(told["last"])
+
+
+def test_the_same_http_client_serves_anthropics_package(kv):
+    """On a server of which nothing is known it adds nothing."""
+    answer = {
+        "id": "m", "type": "message", "role": "assistant", "model": "m", "content": [{"type": "text", "text": "ok"}],
+        "stop_reason": "end_turn", "stop_sequence": None, "usage": {"input_tokens": 3, "output_tokens": 1},
+    }  # fmt: skip
+    with StrictServer(routes={"POST /v1/messages": lambda _: (200, answer)}) as server, kv.task("a", final=False):
+        with anthropic.Anthropic(
+            base_url=server.url[:-3], api_key="k", max_retries=0, http_client=kv.http_client()
+        ) as client:
+            client.messages.create(model="m", max_tokens=4, messages=MESSAGES)
+        (sent,) = [one for one in server.asked if one.path == "/v1/messages"]
+        assert {"model", "max_tokens", "messages"} == set(sent.body)
+
+
+def test_a_closed_kv_makes_no_clients():
+    """They would tell nobody."""
+    kv = AgentKV.with_engine(ScriptedEngine(["ok"]), ledger="memory")
+    kv.close()
+    with pytest.raises(Closed):
+        kv.http_client()
