@@ -3,6 +3,7 @@
 | file | command |
 | --- | --- |
 | doctor.py | `agentkv doctor` |
+| serve.py | `agentkv serve` |
 | calibrate.py | `agentkv calibrate`, with plot.py |
 | report.py | `agentkv report` |
 | ledger.py | `agentkv ledger path`, `check`, `export`, `prune` |
@@ -25,10 +26,10 @@ from typing import Annotated
 import typer
 
 import agentkv
-from agentkv.cli import calibrate, doctor, ledger, plan, prefix_check, replay, report, sessions, simulate
+from agentkv.cli import calibrate, doctor, ledger, plan, prefix_check, replay, report, serve, sessions, simulate
 from agentkv.errors import AgentKVError
 
-COMMANDS = (doctor, calibrate, plan, simulate, replay, report, ledger, sessions, prefix_check)
+COMMANDS = (doctor, serve, calibrate, plan, simulate, replay, report, ledger, sessions, prefix_check)
 """In the order in which `agentkv --help` lists them."""
 
 app = typer.Typer(

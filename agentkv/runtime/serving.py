@@ -1,0 +1,95 @@
+"""An AgentKV behind the app: what the server needs of it, and what each API key may spend.
+
+Composition only; `agentkv serve` and its tests use it. The in-process clients are `doors.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager, ExitStack
+from typing import TYPE_CHECKING, Any
+
+from agentkv.errors import ExtraMissing
+from agentkv.log import warn_once
+
+if TYPE_CHECKING:
+    from starlette.applications import Starlette
+
+    from agentkv.runtime.agentkv import AgentKV
+    from agentkv.server.admission import Life
+    from agentkv.server.keys import Key, Keys
+
+
+class Served:
+    """`app` over `kv`, until `close()` (which leaves `kv` open). Each key's budget is that of all its tasks together."""
+
+    def __init__(self, kv: AgentKV, *, keys: Keys | None = None, life: Life | None = None, **options: Any) -> None:
+        from agentkv.server.app import create_app
+        from agentkv.server.stalls import Stalls
+
+        self._kv = kv
+        self._stack = ExitStack()
+        for key in () if keys is None else keys.all:
+            if key.budget is not None:
+                kv.budgets.limit(_type(key.name), budget=key.budget)
+                pool = kv.budgets.pool(_type(key.name))
+                assert pool is not None
+                pool.budget = key.budget  # a caller over HTTP is told at once; it does not wait for a grant
+        stalls = Stalls(_Tools(kv))
+        self._stack.callback(stalls.close)
+        self.app: Starlette = create_app(
+            kv.submit,
+            model=kv.engine.model,
+            count_tokens=kv.engine.count_tokens,
+            keys=keys,
+            enter=self._enter,
+            life=life,
+            stalls=stalls,
+            metrics=self._metrics(),
+            **options,
+        )
+
+    def _enter(self, key: Key, task: str) -> None:
+        """The task is one of this key's: what it spends counts against the key's budget."""
+        self._kv.enter_task(task, budget=None, priority=None, task_type=_type(key.name))
+        self._kv.leave_task(task, final=False)
+
+    def _metrics(self) -> Callable[[], str] | None:
+        from agentkv.telemetry.prometheus import Prometheus
+
+        try:
+            counted = self._stack.enter_context(Prometheus(self._kv, stats=self._kv.stats))
+        except ExtraMissing as missing:
+            warn_once("serve_without_metrics", advice=str(missing))
+            return None
+        return counted.text
+
+    def close(self) -> None:
+        """Let go of `kv`. Idempotent."""
+        self._stack.close()
+
+
+class _Tools:
+    """An AgentKV as `server.stalls.Tools`."""
+
+    def __init__(self, kv: AgentKV) -> None:
+        self._kv = kv
+
+    def tool(self, name: str, *, expect_s: float | None, call_id: str, session: str | None) -> Any:
+        return self._kv.tool(name, expect_s=expect_s, call_id=call_id, session=session)
+
+    def task(self, key: str, *, final: bool, type: str) -> AbstractContextManager[object]:  # noqa: A002
+        return self._kv.task(key, final=final, type=type)
+
+    def finish(self, task: str) -> None:
+        self._kv.finish(task)
+
+    def finish_sessions(self, sessions: Iterable[str]) -> None:
+        finish_sessions = getattr(self._kv.engine, "finish_sessions", None)
+        if finish_sessions is not None:
+            finish_sessions(sessions)
+
+
+def _type(name: str) -> str:
+    """The type of a key's tasks."""
+    return f"key:{name}"
