@@ -10,9 +10,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from decimal import Decimal
-from math import isfinite
 from typing import TYPE_CHECKING, Any, Self
 
 from agentkv.budget.branches import Spender, spenders
@@ -27,6 +26,7 @@ from agentkv.budget.facts import (
     TaskFact,
     ToolCallFact,
 )
+from agentkv.budget.finite import finite
 from agentkv.budget.shaping import Shaping, shaping_of
 from agentkv.budget.split import Split, split
 from agentkv.budget.stalls import Stalls, resume_stalls, stalls
@@ -109,7 +109,7 @@ class Bill:
     @classmethod
     def from_facts(cls, task: str, facts: Iterable[Fact]) -> Self:
         """The bill of `task`; facts of other tasks are left out, and none at all give an empty bill."""
-        mine = [_finite(fact) for fact in facts if fact.task == task]
+        mine = [finite(fact) for fact in facts if fact.task == task]
         kinds: dict[str, list[Any]] = {}
         for fact in mine:
             kinds.setdefault(fact.kind, []).append(fact)
@@ -212,28 +212,6 @@ class Bill:
         from agentkv.budget.html import page
 
         return page(self)
-
-
-def _finite(fact: Fact) -> Fact:
-    """The fact, with 0 for a duration that is no number: a broken clock somewhere must not take the whole bill."""
-    if isinstance(fact, ModelCall):
-        timing = fact.timing
-        total = timing.total_s + timing.stall_s + timing.prefill_s + timing.decode_s + timing.ttft_s + fact.device_s
-        return fact if isfinite(total) else replace(fact, timing=Timing(), device_s=0.0)
-    if isinstance(fact, ToolCallFact):
-        known = [s for s in (fact.predicted_p10_s, fact.predicted_p50_s, fact.predicted_p90_s) if s is not None]
-        if all(map(isfinite, (fact.actual_s, *known))):
-            return fact
-        return replace(
-            fact,
-            actual_s=fact.actual_s if isfinite(fact.actual_s) else 0.0,
-            predicted_p10_s=None,
-            predicted_p50_s=None,
-            predicted_p90_s=None,
-        )
-    if isinstance(fact, MoveFact) and not isfinite(fact.seconds):
-        return replace(fact, seconds=0.0)
-    return fact
 
 
 def _begin_ms(fact: Fact) -> int:

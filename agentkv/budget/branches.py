@@ -56,8 +56,9 @@ def spenders(calls: Iterable[ModelCall], tools: Iterable[ToolCallFact]) -> list[
         else:
             one.cost_usd += call.cost_usd
     for tool in tools:
-        place = place_of("", tool.node)
+        place = place_of(tool.branch, tool.node)
         one = places.setdefault(place, Spender(place))
+        one.branches.add(tool.branch)
         one.tool_calls += 1
         one.tools_s += tool.actual_s
     return sorted(places.values(), key=lambda one: (-one.total_tokens, one.place))

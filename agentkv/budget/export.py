@@ -15,6 +15,7 @@ from typing import Any, get_args
 from agentkv.budget.codec import fact_from_json, fact_to_json
 from agentkv.budget.database import Database, SavedFact
 from agentkv.budget.facts import Fact
+from agentkv.budget.finite import finite
 from agentkv.core.usage import Timing, Usage
 
 _FORMULA = ("=", "+", "-", "@", "\t", "\r")
@@ -41,7 +42,7 @@ def _in_full(saved: SavedFact) -> dict[str, Any]:
     head = {"task": saved.task, "run": saved.run, "kind": saved.kind, "at_ms": saved.at_ms}
     try:
         body = json.loads(saved.body)
-        return head | fact_to_json(fact_from_json(saved.kind, body | head)) | _unknown(body)
+        return head | fact_to_json(finite(fact_from_json(saved.kind, body | head))) | _unknown(body)
     except (KeyError, TypeError, ValueError, RecursionError):
         return head | {"body": saved.body}
 

@@ -53,12 +53,17 @@ class ModelCall:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolCallFact:
-    """One tool call that ended, with the wait that was predicted when it began. `at_ms` is its end."""
+    """One tool call that ended, with the wait that was predicted when it began. `at_ms` is its end.
+
+    `attempt`: how often this call (by its id) has run, as after a resume.
+    """
 
     kind: ClassVar[str] = "tool_call"
     task: str
     session: str = ""
     node: str = ""
+    branch: str = ""
+    attempt: int = 1
     tool: str = ""
     command: str = ""
     at_ms: int = 0

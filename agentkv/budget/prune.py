@@ -62,7 +62,7 @@ def prune(database: Database, *, older_than_s: float, keep_bills: bool = False, 
             tasks, facts = tasks + gone_tasks, facts + gone_facts
     except SQLAlchemyError as error:
         raise database.error("pruned", error) from error
-    not_shrunk = sqlite.give_back(database.path) if facts and database.path is not None else None
+    not_shrunk = None if database.path is None else sqlite.give_back(database.path)
     return Pruned(
         tasks=tasks, facts=facts, before_bytes=before, after_bytes=_size(database), not_shrunk=not_shrunk
     )  # fmt: skip

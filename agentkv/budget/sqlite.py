@@ -85,19 +85,36 @@ def _warn_of_mode(mode: str, path: Path) -> None:
 def give_back(path: Path) -> str | None:
     """Shrink the file to what it holds; None, or in words why that was not possible.
 
-    In small steps, between which others write. A file that an older program made is written anew once.
+    In small steps, between which others write. A file that an older program made is written anew once. Steps go into
+    the log first, and the log cannot become smaller while somebody reads: then the rest is left for the next time.
     """
+    log = path.with_name(f"{path.name}-wal")
     try:
         with closing(connector(path)()) as connection:
-            if connection.execute("PRAGMA auto_vacuum").fetchone() == (_IN_STEPS,):
-                while connection.execute("PRAGMA freelist_count").fetchone() > (0,):
-                    connection.execute(f"PRAGMA incremental_vacuum({_PAGES_A_STEP})").fetchall()
-            else:
+            if not _has_room(connection) and not log.exists():
+                return None
+            if connection.execute("PRAGMA auto_vacuum").fetchone() != (_IN_STEPS,):
                 _allow_shrinking(connection)
-            connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
-    except sqlite3.Error as error:
+            while _has_room(connection):
+                if log.exists() and log.stat().st_size > _WAL_KEPT_BYTES and not _emptied(connection):
+                    return _READ
+                connection.execute(f"PRAGMA incremental_vacuum({_PAGES_A_STEP})").fetchall()
+            return None if _emptied(connection) else _READ
+    except (sqlite3.Error, OSError) as error:
         return str(error)
-    return None
+
+
+_READ = "another program is reading it"
+
+
+def _has_room(connection: sqlite3.Connection) -> bool:
+    return bool(connection.execute("PRAGMA freelist_count").fetchone() > (0,))
+
+
+def _emptied(connection: sqlite3.Connection) -> bool:
+    """Put the log into the file, and make it empty; False while somebody reads what stands in it."""
+    busy, _, _ = connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
+    return not busy
 
 
 def _allow_shrinking(connection: sqlite3.Connection) -> None:

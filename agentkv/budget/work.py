@@ -105,10 +105,18 @@ def _fates(facts: Sequence[Fact]) -> tuple[set[int], set[int]]:
                 run.attempt, run.calls = fact.attempt, []
             run.calls.append(number)
         elif isinstance(fact, ToolCallFact):
-            if "" in running and running[""].node != fact.node:  # the graph went on to another node
-                del running[""]
+            _went_on(running, fact)
         elif isinstance(fact, ContextFact) and fact.event in ("fold", "fold_failed"):
             made = summaries.pop(fact.session, None) or summaries.pop("", [])
             if fact.event == "fold_failed":
                 thrown_away.update(made)
     return replaced, thrown_away
+
+
+def _went_on(running: dict[str, _Run], tool: ToolCallFact) -> None:
+    """Where a tool ran, and in the graphs around it, the node before it is over."""
+    parts = tool.branch.split("|") if tool.branch else []
+    for depth in range(len(parts) + 1):
+        branch = "|".join(parts[:depth])
+        if branch in running and running[branch].node != tool.node:
+            del running[branch]

@@ -9,6 +9,7 @@ import tempfile
 from collections.abc import Iterable
 from dataclasses import asdict
 from enum import StrEnum
+from io import TextIOWrapper
 from pathlib import Path
 from typing import Annotated
 
@@ -212,6 +213,9 @@ def _size(file: Path) -> int:
 
 
 def _print(lines: Iterable[str]) -> None:
+    """What the console's encoding cannot say is written as an escape."""
+    if isinstance(sys.stdout, TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")
     for line in lines:
         sys.stdout.write(line)
 

@@ -300,6 +300,8 @@ class Books:
                 task=scope.task,
                 session=scope.session or "",
                 node=scope.node,
+                branch=scope.branch,
+                attempt=scope.attempt,
                 tool=scope.tool,
                 command=scope.command,
                 at_ms=self._clock.wall_ms(),

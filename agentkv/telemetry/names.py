@@ -5,6 +5,8 @@ When the conventions change, this file changes and nothing else.
 
 from __future__ import annotations
 
+from typing import Any
+
 GEN_AI_OPERATION = "gen_ai.operation.name"
 GEN_AI_PROVIDER = "gen_ai.provider.name"
 GEN_AI_CONVERSATION = "gen_ai.conversation.id"
@@ -60,6 +62,18 @@ EVENTS = {
     "outcome": "agentkv_outcome",
 }
 """The log line of each kind of fact."""
+
+
+def sendable(value: Any) -> Any:
+    """A value for an exporter: a text that is no Unicode would take the whole batch of spans with it."""
+    if not isinstance(value, str):
+        return value
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        return value.encode("utf-8", "backslashreplace").decode()
+    return value
+
 
 OTHER = "other"
 _MOST_CHARS = 80

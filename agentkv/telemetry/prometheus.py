@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, Self
 
 from agentkv.budget.facts import ContextFact, Fact, ModelCall, MoveFact, OutcomeFact, TaskFact, ToolCallFact
+from agentkv.budget.finite import finite
 from agentkv.errors import ExtraMissing
 from agentkv.telemetry.names import SECONDS_BUCKETS, Known
 from agentkv.telemetry.source import Source
@@ -90,7 +91,7 @@ class Prometheus:
     def _hear(self, fact: Fact) -> None:
         tell = self._tell.get(type(fact))
         if tell is not None:
-            tell(fact)
+            tell(finite(fact))
 
     def _call(self, call: ModelCall) -> None:
         model, usage = self._models(call.model), call.usage
@@ -126,7 +127,7 @@ class Prometheus:
 
 
 class _Stats:
-    """What `stats()` tells, read at every scrape: the counters of what went wrong, and the blocks of each tier."""
+    """What `stats()` tells, read at every scrape: what went wrong, what is not saved yet, the blocks of each tier."""
 
     def __init__(self, stats: Callable[[], dict[str, Any]]) -> None:
         self._stats = stats
@@ -149,4 +150,6 @@ class _Stats:
             room = tiers.get(tier)
             if isinstance(room, dict) and isinstance(room.get("blocks"), int):
                 blocks.add_metric([tier], room["blocks"])
-        return [events, blocks]
+        unsaved = GaugeMetricFamily("agentkv_ledger_unsaved", "Facts that are not in the ledger's database yet")
+        unsaved.add_metric([], stats.get("ledger", {}).get("unsaved", 0))
+        return [events, blocks, unsaved]

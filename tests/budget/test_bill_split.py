@@ -175,6 +175,17 @@ def test_a_retry_replaces_only_the_calls_of_its_own_node_run():
     assert 2 == one.work.unused_calls
 
 
+def test_a_tool_in_a_graph_inside_a_graph_stands_with_it():
+    """It is a place's own, and what ran before it there and around it is over."""
+    inner = {"branch": "sub:1"}
+    one = bill(
+        call(node="agent"), call(node="think", **inner), ToolCallFact(task="t", node="tools", tool="grep", **inner),
+        call(node="think", **inner, attempt=2), call(node="agent", attempt=2),
+    )  # fmt: skip
+    assert {"agent": 0, "sub / think": 0, "sub / tools": 1} == {place.place: place.tool_calls for place in one.spenders}
+    assert 0 == one.work.unused_calls
+
+
 def test_restores_that_end_within_a_tools_wait_are_hidden():
     """Of a copy of 200 ms half lies in the wait; a load on demand is paid and not hidden."""
     one = bill(

@@ -248,6 +248,7 @@ def test_defaults_are_what_they_were():
         "ModelCall.status": "ok",
         "ModelCall.priority": 1,
         "ModelCall.purpose": "answer",
+        "ToolCallFact.attempt": 1,
         "ToolCallFact.status": "succeeded",
         "MoveFact.outcome": "done",
         "TaskFact.event": "started",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import os
 import sqlite3
 import stat
 import subprocess
@@ -15,10 +16,11 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from agentkv.budget.ledger import ModelCall, TaskFact, ToolCallFact
+from agentkv.budget import sqlite
+from agentkv.budget.ledger import ContextFact, ModelCall, TaskFact, ToolCallFact
 from agentkv.budget.store import Store, default_path
 from agentkv.cli import app
-from agentkv.core.usage import Usage
+from agentkv.core.usage import Timing, Usage
 from agentkv.errors import ConfigError, LedgerError
 
 HOSTILE = '=HYPERLINK("http://x")'
@@ -202,6 +204,27 @@ def test_difficult_names_are_exported_as_they_are(tmp_path):
             assert [name] == [one["task"] for one in lines(run("export", name))]
 
 
+@pytest.mark.parametrize("form", ["csv", "jsonl"])
+def test_an_export_to_a_console_that_cannot_say_a_name_goes_on(form):
+    """A lone surrogate, or a terminal of the last century."""
+    save(call("\ud800"), call("é中"))
+    command = [sys.executable, "-m", "agentkv.cli", "ledger", "export", "--format", form]
+    done = subprocess.run(
+        command, env={**os.environ, "PYTHONIOENCODING": "ascii"}, capture_output=True, check=True, timeout=60
+    )
+    assert 2 + (form == "csv") == len(done.stdout.splitlines())
+
+
+def test_a_duration_that_is_no_number_is_exported_as_json():
+    """NaN is none, and a strict reader would refuse the whole line."""
+    odd = float("nan")
+    save(
+        call("t", timing=Timing(total_s=odd)), ToolCallFact(task="t", actual_s=odd), ContextFact(task="t", seconds=odd)
+    )
+    assert "NaN" not in run("export").stdout
+    assert [0.0, 0.0] == [one["actual_s" if "actual_s" in one else "seconds"] for one in lines(run("export"))[1:]]
+
+
 def test_an_unknown_task_is_told_and_exits_1(ledger):
     """As `report` does."""
     result = run("export", "nobody")
@@ -287,9 +310,35 @@ def test_a_program_that_reads_meanwhile_does_not_make_a_prune_fail(ledger, monke
     reader = sqlite3.connect(default_path())
     reader.execute("BEGIN")
     assert (4,) == reader.execute("SELECT count(*) FROM agentkv_fact").fetchone()
-    assert "2 tasks with 4 facts forgotten." in run("prune", "--older-than", "30d").stdout
+    pruned = run("prune", "--older-than", "30d")
+    assert "2 tasks with 4 facts forgotten." in pruned.stdout
+    assert "could not be made smaller (another program is reading it)" in pruned.stderr
     reader.close()
     assert [] == lines(run("export"))
+
+
+def test_a_prune_beside_a_reader_does_not_let_the_log_grow_and_the_next_one_shrinks_the_file(ledger, monkeypatch):
+    """Giving space back goes through the log, which cannot be emptied while somebody reads."""
+    monkeypatch.setattr("agentkv.budget.sqlite.LOCK_WAIT_S", 0.1)
+    monkeypatch.setattr("agentkv.budget.sqlite._WAL_KEPT_BYTES", 100_000)
+    save(*(call(f"t{i % 50}", node="n" * 50) for i in range(20_000)))
+    reader = sqlite3.connect(default_path())
+    reader.execute("BEGIN")
+    reader.execute("SELECT count(*) FROM agentkv_fact").fetchone()
+    age(40)
+    before = default_path().stat().st_size
+    log = default_path().with_name(f"{default_path().name}-wal")
+    deleted = []
+    give_back = sqlite.give_back
+    with monkeypatch.context() as patch:
+        patch.setattr(sqlite, "give_back", lambda path: deleted.append(log.stat().st_size) or give_back(path))
+        told = json.loads(run("prune", "--older-than", "30d", "--json").stdout)
+    assert "another program is reading it" == told["not_shrunk"]
+    assert deleted == [log.stat().st_size]
+    reader.close()
+    told = json.loads(run("prune", "--older-than", "30d", "--json").stdout)
+    assert (0, None) == (told["tasks"], told["not_shrunk"])
+    assert default_path().stat().st_size < before / 4
 
 
 @pytest.mark.parametrize("text", ["7x", "yesterday", "2026-13-01", "99999-01-01"])

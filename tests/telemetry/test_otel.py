@@ -15,8 +15,9 @@ from opentelemetry.trace import StatusCode
 
 from agentkv import log
 from agentkv.budget.bill import Bill
-from agentkv.budget.facts import ModelCall, OutcomeFact, TaskFact
+from agentkv.budget.facts import ModelCall, OutcomeFact, TaskFact, ToolCallFact
 from agentkv.budget.ledger import Ledger
+from agentkv.core.usage import Timing, Usage
 from agentkv.telemetry import names, otel
 from agentkv.telemetry.otel import OpenTelemetry
 
@@ -76,7 +77,8 @@ def test_only_chat_spans_carry_usage_and_the_agents_sums_are_flagged(seen, facts
     assert {names.CHAT} == {
         s.attributes[names.GEN_AI_OPERATION] for s in spans if names.GEN_AI_INPUT_TOKENS in s.attributes
     }
-    (agent,) = seen.spans(names.INVOKE_AGENT)
+    sub, agent = seen.spans(names.INVOKE_AGENT)
+    assert sub.attributes[names.AGGREGATE]
     bill = Bill.from_facts("t", facts)
     assert (True, bill.usage.input_tokens, float(bill.cost_usd)) == (
         agent.attributes[names.AGGREGATE], agent.attributes[names.AGGREGATE_INPUT], agent.attributes[names.AGGREGATE_COST_USD],
@@ -89,8 +91,10 @@ def test_only_chat_spans_carry_usage_and_the_agents_sums_are_flagged(seen, facts
 def test_spans_have_their_parent_their_times_and_their_errors(seen, facts):
     """A tool is stamped at its end, a call at its start."""
     spans = seen.tell(facts).spans()
-    (agent,) = seen.spans(names.INVOKE_AGENT)
-    assert all(one.parent.span_id == agent.context.span_id for one in spans if one is not agent)
+    sub, agent = seen.spans(names.INVOKE_AGENT)
+    nested = [one for one in seen.spans(names.CHAT) if names.BRANCH in one.attributes]
+    assert [sub.context.span_id] == [one.parent.span_id for one in nested]
+    assert all(one.parent.span_id == agent.context.span_id for one in spans if one is not agent and one not in nested)
     slow, failed = seen.spans(names.EXECUTE_TOOL)
     assert 4_000_000_000 == slow.end_time - slow.start_time
     assert ("failed", StatusCode.ERROR) == (failed.attributes[names.ERROR_TYPE], failed.status.status_code)
@@ -172,3 +176,75 @@ def test_the_names_are_those_of_the_conventions():
     known = {value for module in (attributes, metrics) for value in vars(module).values() if isinstance(value, str)}
     ours = {value for value in vars(names).values() if isinstance(value, str) and value.startswith("gen_ai.")}
     assert set() == ours - known
+
+
+def test_each_sub_agent_has_a_span_of_its_own_that_is_flagged(seen):
+    """A graph in a graph, and a branch sent from there: the tree of spans is the tree of agents; sums hold what is below."""
+    deep = ModelCall(
+        task="t", branch="sub:1|worker:7", node="worker", usage=Usage(input_tokens=3, output_tokens=2, calls=1)
+    )
+    tool = ToolCallFact(task="t", branch="sub:1", node="tools", tool="grep", at_ms=5000, actual_s=1.0)
+    seen.tell(
+        [
+            TaskFact(task="t"),
+            deep,
+            ModelCall(task="t", branch="segment=plan"),
+            tool,
+            TaskFact(task="t", event="finished"),
+        ]
+    )
+    by_name = {one.name: one for one in seen.spans()}
+    assert {"invoke_agent", "invoke_agent sub", "invoke_agent worker", "chat", "execute_tool grep"} == set(by_name)
+    above = {one.context.span_id: one.name for one in seen.spans()}
+    assert ["invoke_agent", "invoke_agent sub", "invoke_agent sub"] == [
+        above[by_name[name].parent.span_id] for name in ("invoke_agent sub", "invoke_agent worker", "execute_tool grep")
+    ]
+    chats = {one.attributes.get(names.BRANCH): above[one.parent.span_id] for one in seen.spans(names.CHAT)}
+    assert {"sub:1|worker:7": "invoke_agent worker", "segment=plan": "invoke_agent"} == chats
+    agents = seen.spans(names.INVOKE_AGENT)
+    assert all(one.attributes[names.AGGREGATE] for one in agents)
+    assert {(1, 3), (2, 3)} == {
+        (one.attributes[names.AGGREGATE_CALLS], one.attributes[names.AGGREGATE_INPUT]) for one in agents
+    }
+    assert 5_000_000_000 == by_name["invoke_agent sub"].end_time
+
+
+def test_a_fan_out_of_ever_new_branches_keeps_a_bounded_number_of_spans_open(seen):
+    """Those that were silent longest have ended."""
+    for number in range(1000):
+        seen.tell([ModelCall(task="t", branch=f"worker:{number}")])
+        assert otel.MAX_AGENTS >= len(seen.telemetry._open["t"].agents)
+    seen.telemetry.close()
+    assert 1001 == len(seen.spans(names.INVOKE_AGENT))
+
+
+def test_a_clock_that_tells_no_number_costs_no_span(seen):
+    """Its tokens are on the bill, so they are in the spans."""
+    odd = float("nan")
+    seen.tell([
+        ModelCall(task="t", usage=Usage(input_tokens=3, calls=1), timing=Timing(total_s=odd)),
+        ToolCallFact(task="t", tool="x", actual_s=float("inf")),
+    ])  # fmt: skip
+    assert [3] == [one.attributes[names.GEN_AI_INPUT_TOKENS] for one in seen.spans(names.CHAT)]
+    assert 1 == len(seen.spans(names.EXECUTE_TOOL))
+
+
+def test_a_name_that_is_no_unicode_can_be_exported(seen):
+    """An exporter's encoder would raise, and lose the other spans of its batch."""
+    lone = "a\ud800"
+    seen.tell([
+        TaskFact(task=lone, task_type=lone), ModelCall(task=lone, model=lone, node=lone, branch=lone, error=lone, status="failed"),
+        ToolCallFact(task=lone, tool=lone, status=lone), OutcomeFact(task=lone, task_type=lone),
+        TaskFact(task=lone, event="finished"),
+    ])  # fmt: skip
+    spans = seen.spans()
+    assert 4 == len(spans)
+    for span in spans:
+        for text in (span.name, span.status.description, *span.attributes.values()):
+            assert not isinstance(text, str) or text.encode()
+
+
+def test_a_task_that_nobody_told_an_outcome_for_has_its_type(seen):
+    """It was told when the task began."""
+    seen.tell([TaskFact(task="t", task_type="invoice"), TaskFact(task="t", event="finished")])
+    assert ["invoice"] == [one.attributes[names.TASK_TYPE] for one in seen.spans()]

@@ -7,7 +7,9 @@ pytest.importorskip("prometheus_client", reason="no prometheus-client: pip insta
 from prometheus_client.parser import text_string_to_metric_families
 
 from agentkv.budget.bill import Bill
+from agentkv.budget.facts import ModelCall
 from agentkv.budget.ledger import Ledger
+from agentkv.core.usage import Timing
 from agentkv.telemetry.prometheus import Prometheus
 
 
@@ -68,6 +70,17 @@ def test_what_went_wrong_and_the_room_of_each_tier_are_read_at_every_scrape(fact
     assert 'agentkv_events_total{event="kv_move_failed"} 3.0' in text
     assert 'agentkv_blocks{tier="device"} 70.0' in text
     assert 'tier="host"' not in text
+
+
+def test_facts_that_are_not_saved_yet_are_a_gauge(facts):
+    """An alarm on a database that takes nothing."""
+    assert "agentkv_ledger_unsaved 12.0" in scraped(facts, stats=lambda: {"ledger": {"unsaved": 12}})
+
+
+def test_a_duration_that_is_no_number_does_not_spoil_a_sum(facts):
+    """NaN in a histogram's sum stays there for ever."""
+    text = scraped([*facts, ModelCall(task="t", timing=Timing(total_s=float("nan")))])
+    assert "nan" not in text.lower()
 
 
 def test_hostile_names_are_escaped(facts):
