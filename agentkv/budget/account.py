@@ -10,7 +10,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Mapping
 from decimal import Decimal
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from agentkv.budget.amounts import RETRY, affordable, caps_of, is_near, rounded, spent
 from agentkv.budget.limits import LIMITS, ZERO, Budget, Spent, granted
@@ -21,6 +21,9 @@ from agentkv.clock import Clock, SystemClock
 from agentkv.core.usage import Usage
 from agentkv.errors import BudgetExceeded, ConfigError, LedgerError
 from agentkv.log import failed
+
+if TYPE_CHECKING:
+    from agentkv.budget.resumed import Resumed
 
 __all__ = ["Account", "Both", "Reservation", "again"]
 
@@ -40,8 +43,14 @@ class Account:
     """
 
     def __init__(
-        self, task: str, budget: Budget | None = None, clock: Clock | None = None, purse: Purse | None = None
+        self,
+        task: str,
+        budget: Budget | None = None,
+        clock: Clock | None = None,
+        purse: Purse | None = None,
+        before: Callable[[], Resumed | None] | None = None,
     ) -> None:
+        """`before` tells what was spent before; it is asked once, as soon as there is a limit."""
         self.task = task
         self.shared = purse is not None
         self._purse = LocalPurse(budget or Budget()) if purse is None else purse
@@ -57,6 +66,8 @@ class Account:
         self._tools_ended_at: int | None = None
         self.stopped: BudgetExceeded | None = None
         """Set by whoever decides that the task is over; every step raises it until there is more to spend."""
+        self._before = before
+        self._go_on(budget)
 
     # -- what there is
 
@@ -71,6 +82,15 @@ class Account:
         with self._purse as tally:
             tally.limits = budget
         self.stopped = self._tools_ended_at = None
+        self._go_on(budget)
+
+    def _go_on(self, budget: Budget | None) -> None:
+        if self._before is None or budget is None or all(budget.limit(name) is None for name in LIMITS):
+            return
+        before, self._before = self._before(), None
+        if before is not None:
+            self._started_s -= before.age_s
+            self.settle("", before.spent)
 
     def grant(self, amounts: Mapping[str, Any]) -> None:
         """So much more of these limits, or of these loops' caps. Raises ConfigError for what is no amount."""

@@ -20,6 +20,7 @@ TIMES = ("seconds", "device_seconds")
 LIMITS = (*COUNTS, "usd", *TIMES)
 _WAYS = ("raise", "finish", "interrupt", "queue")
 ZERO = Decimal(0)
+_NEARLY = 0.8  # difflib's share; "retry", a loop, is no "retries"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,13 +103,22 @@ class Spent:
     retries: int = 0
 
 
+def checked_budget(budget: Any) -> Budget | None:
+    """The budget, or None. Raises ConfigError for anything else."""
+    if budget is not None and not isinstance(budget, Budget):
+        raise ConfigError(f"budget={budget!r:.100}: a Budget is needed, such as Budget(tokens=5000), or None")
+    return budget
+
+
 def granted(amounts: Mapping[str, Any]) -> dict[str, Any]:
     """Amounts to be added to limits, checked: a number >= 0 under the name of a limit or of a loop.
 
-    Raises ConfigError for anything else.
+    Raises ConfigError for anything else, and for a name that is nearly that of a limit.
     """
     checked: dict[str, Any] = {}
     for name, amount in amounts.items():
+        if name not in LIMITS and (meant := _nearly(name)):
+            raise ConfigError(f"{name}={amount!r}: there is no such limit; is {meant[0]!r} meant?")
         if amount is None:
             continue
         if name == "usd":
@@ -133,6 +143,12 @@ def money(amount: Money) -> Decimal:
             f"usd={amount!r}: dollars >= 0 without a sign are needed, such as '0.25', or None for no limit"
         )
     return value
+
+
+def _nearly(name: str) -> list[str]:
+    from difflib import get_close_matches  # only a loop's name or a typo needs it
+
+    return get_close_matches(name, LIMITS, 1, _NEARLY)
 
 
 def _is_number(value: object) -> bool:

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import threading
+from functools import partial
 from typing import TYPE_CHECKING
 
 from agentkv.budget.account import Account
 from agentkv.budget.ledger import Ledger
 from agentkv.budget.limits import Budget
 from agentkv.clock import Clock
-from agentkv.errors import ConfigError
+from agentkv.errors import ConfigError, LedgerError
+from agentkv.log import failed
 
 if TYPE_CHECKING:
+    from agentkv.budget.resumed import Earlier, Resumed
     from agentkv.budget.shared import SharedPurses
 
 
@@ -23,12 +26,33 @@ class Accounts:
         self._clock = clock
         self._lock = threading.Lock()
         self._purses: SharedPurses | None = None
+        self._earlier: Earlier | None = None
 
     def open(self, task: str, budget: Budget | None) -> Account:
-        """An account. Raises ConfigError for a shared budget without a database to share it in."""
+        """An account. One of a task that earlier programs left unfinished goes on with what they spent.
+
+        Raises ConfigError for a shared budget without a database to share it in.
+        """
         if budget is None or not budget.shared:
-            return Account(task, budget, clock=self._clock)
+            is_new = not self._ledger.rows(task)
+            return Account(task, budget, clock=self._clock, before=partial(self._before, task) if is_new else None)
         return Account(task, budget, clock=self._clock, purse=self._shared().of(task, budget))
+
+    def _before(self, task: str) -> Resumed | None:
+        store = self._ledger.store
+        database, run = getattr(store, "database", None), getattr(store, "run", None)
+        if database is None or run is None:
+            return None
+        with self._lock:
+            if self._earlier is None:
+                from agentkv.budget.resumed import Earlier
+
+                self._earlier = Earlier(database)
+        try:
+            return self._earlier.spent(task, but_run=run)
+        except LedgerError as error:
+            failed("budget_not_resumed", error=str(error))
+            return None
 
     def _shared(self) -> SharedPurses:
         with self._lock:
@@ -48,3 +72,5 @@ class Accounts:
         """Settle what is left over; before the ledger is closed."""
         if self._purses is not None:
             self._purses.close()
+        if self._earlier is not None:
+            self._earlier.close()

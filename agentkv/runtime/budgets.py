@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from agentkv.budget.account import Account
-from agentkv.budget.limits import Budget
+from agentkv.budget.limits import Budget, checked_budget
 from agentkv.budget.loops import Round
 from agentkv.clock import Clock
 from agentkv.core.host import Host
@@ -78,6 +78,7 @@ class Budgets:
         `wait_s`. The type "*" stands for all tasks that have a type. `budget_per` is what a task gets that brings no
         budget; `budget` is for all tasks of the type together, and calls beyond it wait for a grant to "type:review".
         """
+        checked_budget(budget), checked_budget(budget_per)
         with self._lock:
             if self._admission is None:
                 from agentkv.budget.admission import Admission  # 2 ms that `import agentkv` must not pay

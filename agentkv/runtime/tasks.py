@@ -5,7 +5,7 @@ from __future__ import annotations
 from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from typing import TYPE_CHECKING, Any, Protocol, Self
 
-from agentkv.budget.limits import Budget
+from agentkv.budget.limits import Budget, checked_budget
 from agentkv.core.task import PriorityClass
 from agentkv.errors import ConfigError
 from agentkv.runtime import identity
@@ -63,7 +63,7 @@ class TaskScope(_Scope):
     ) -> None:  # fmt: skip
         self._owner = owner
         self.key = key
-        self._budget = budget
+        self._budget = checked_budget(budget)
         self._priority = priority
         self._final = final
         self._type = task_type

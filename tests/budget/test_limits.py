@@ -114,6 +114,15 @@ def test_a_grant_adds_to_the_limits_and_stays():
         account.grant({"tokens": -1})
 
 
+@pytest.mark.parametrize("typo", ["tokns", "token", "tool_call", "model_cals", "second", "device_second"])
+def test_a_grant_of_a_misspelt_limit_is_refused(typo):
+    """It would have been taken for the name of a loop, and nothing would have been granted."""
+    account = Account("t", Budget(tokens=5))
+    with pytest.raises(ConfigError, match="meant"):
+        account.grant({typo: 5})
+    account.grant({"retry": 1, "reflection": 2, "polish": 3})
+
+
 def test_loops_have_caps_of_their_own():
     """Over the whole task; retries are also the budget's."""
     account = Account("t", Budget(retries=1))

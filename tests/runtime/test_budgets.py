@@ -55,6 +55,16 @@ def test_a_closing_turn_says_what_was_said_last_and_costs_nothing(kv):
     assert (0, [], 0) == (answer.usage.total_tokens, kv.engine.requests, len(kv.report("t").calls))
 
 
+@pytest.mark.parametrize("bad", [{"tokens": 5}, 5, "5", True], ids=repr)
+def test_a_budget_that_is_none_is_refused(kv, bad):
+    """Before the task begins, in words."""
+    with pytest.raises(ConfigError, match="a Budget is needed"):
+        kv.task("t", budget=bad)
+    for name in ("budget", "budget_per"):
+        with pytest.raises(ConfigError, match="a Budget is needed"):
+            kv.budgets.limit("review", **{name: bad})
+
+
 def test_an_interrupt_without_a_graph_raises(kv):
     """There is nobody to ask."""
     with kv.task("t", budget=Budget(model_calls=0, on_exceeded="interrupt")), pytest.raises(BudgetExceeded):
