@@ -214,7 +214,8 @@ def test_a_tool_is_three_frames(server, frontend):
 def test_events_that_nobody_takes_are_failed_receipts(server):
     """In the time that a hint has, and nothing is kept for later."""
     adapter = Dynamo(server.url, tool_events="tcp://127.0.0.1:1")
-    assert Outcome.FAILED is adapter.deliver(hint("tool_start"), 0.05).outcome
+    receipt = adapter.deliver(hint("tool_start"), 0.05)
+    assert (Outcome.FAILED, True) == (receipt.outcome, "nobody takes" in receipt.detail)
     adapter.close()
 
 
@@ -286,6 +287,12 @@ def test_lies_about_a_call_are_read_as_nothing(answer):
     read = told(answer)
     assert read.hit_rate is None or 0 <= read.hit_rate <= 1
     assert read.ttft_s is None or 0 <= read.ttft_s < float("inf")
+
+
+@pytest.mark.parametrize("hit_rate", [1.5, -0.1, float("nan"), "0.5", True])
+def test_a_hit_rate_that_is_no_share_is_not_told(hit_rate):
+    """More than the whole prompt cannot be held."""
+    assert told({"nvext": {"timing": {"kv_hit_rate": hit_rate}}}).hit_rate is None
 
 
 def test_it_is_a_routing(adapter):
