@@ -147,9 +147,8 @@ class Account:
     def reserve(self, tokens: int, calls: int = 1, *, usd: Decimal = ZERO, priority: int = 0) -> Reservation:
         """Set aside the worst case of `calls` model calls (input plus the most output, and what that costs).
 
-        Raises BudgetExceeded, with nothing set aside, if it does not fit beside what is used and reserved. A call
-        needs at least one token, so a token budget of 0 refuses every call; one that costs nothing fits into no money.
-        Where others of at least this priority wait (`wait`), it is refused too.
+        Raises BudgetExceeded, with nothing set aside, if it does not fit beside what is used and reserved, or others of
+        at least this `priority` wait. A call needs one token at least; one that costs nothing fits into no money.
         """
         if tokens < 0 or calls < 1 or usd < 0:
             raise ConfigError(f"reserve(tokens={tokens}, calls={calls}, usd={usd}): at least 0, 1 and 0 are needed")
@@ -275,6 +274,11 @@ class Account:
                     raise self._exceeded(name, allowed, used, rounds)
             tally.loops[kind] = used + rounds
             return used + rounds
+
+    def round_given_up(self, kind: str) -> None:
+        """A round that was counted did not start."""
+        with self._purse as tally:
+            tally.loops[kind] = max(0, tally.loops.get(kind, 0) - 1)
 
     def rounds_left(self, kind: str, limit: int | None = None) -> int | None:
         """How many rounds of the loop are left; None without a cap."""

@@ -5,7 +5,7 @@ Covers the scope around one round. The counting is `account.py`'s; what happens 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from typing import Self
 
@@ -15,13 +15,13 @@ from agentkv.errors import ConfigError
 class Round(AbstractContextManager["Round"], AbstractAsyncContextManager["Round"]):
     """`with kv.budgets.loop("reflection", limit=3):` one round, in sync and async code alike; it may be entered again.
 
-    Entering counts the round and raises BudgetExceeded beyond the cap, or what else the task's budget says. `allowed`
-    tells whether one more would pass.
+    Entering counts the round and raises BudgetExceeded beyond the cap, or what else the task's budget says; where that
+    queues, `async with` waits without blocking the event loop. `allowed` tells whether one more would pass.
     """
 
     def __init__(
         self, kind: str, limit: int | None, *, enter: Callable[[], object], leave: Callable[[object], None],
-        left: Callable[[], int | None],
+        left: Callable[[], int | None], let_in: Callable[[], Awaitable[None]],
     ) -> None:  # fmt: skip
         if not isinstance(kind, str) or not kind:
             raise ConfigError(f"loop({kind!r}): a name such as 'retry', 'reflection' or 'correction' is needed")
@@ -32,6 +32,7 @@ class Round(AbstractContextManager["Round"], AbstractAsyncContextManager["Round"
         self._enter = enter
         self._leave = leave
         self._left = left
+        self._let_in = let_in
         self._tokens: list[object] = []
 
     @property
@@ -48,6 +49,7 @@ class Round(AbstractContextManager["Round"], AbstractAsyncContextManager["Round"
         self._leave(self._tokens.pop())
 
     async def __aenter__(self) -> Self:
+        await self._let_in()
         return self.__enter__()
 
     async def __aexit__(self, *_: object) -> None:

@@ -1,7 +1,8 @@
-"""What may block: whether this thread must not, and a user's function that is waited for only so long."""
+"""What may block: whether this thread must not, and functions that are waited for, only so long or in an event loop."""
 
 from __future__ import annotations
 
+import contextlib
 import queue
 import sys
 import threading
@@ -36,3 +37,45 @@ def within(seconds: float, function: Callable[[Given], Answer], given: Given) ->
     if error is not None:
         raise error
     return cast("Answer", answer)
+
+
+async def on_thread(function: Callable[[Callable[[], bool]], bool], undo: Callable[[], object]) -> None:
+    """Wait for `function(gone)` on a thread of its own, without blocking the event loop; its error is raised.
+
+    Cancelled, `gone()` is true from then on, and where the function did its work all the same (True), `undo()` is called.
+    """
+    import asyncio  # 20 ms that `import agentkv` must not pay
+    import contextvars
+
+    loop, done = asyncio.get_running_loop(), asyncio.Event()
+    failed: list[BaseException] = []
+    lock = threading.Lock()
+    is_done = is_gone = worked = False
+
+    def run() -> None:
+        nonlocal is_done, worked
+        try:
+            worked = function(lambda: is_gone)
+        except BaseException as error:  # it belongs to whoever waits
+            failed.append(error)
+        with lock:
+            is_done = True
+            late = is_gone
+        if late and worked:
+            undo()
+        elif not late:
+            with contextlib.suppress(RuntimeError):  # the loop was closed meanwhile
+                loop.call_soon_threadsafe(done.set)
+
+    context = contextvars.copy_context()
+    threading.Thread(target=context.run, args=(run,), name="agentkv-waits-for-budget", daemon=True).start()
+    try:
+        await done.wait()
+    except BaseException:
+        with lock:
+            is_gone, late = True, is_done
+        if late and worked:
+            undo()
+        raise
+    if failed:
+        raise failed[0]

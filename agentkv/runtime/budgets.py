@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -60,7 +60,13 @@ class Budgets:
         def leave(outer: Any) -> None:
             in_loop.set(outer)
 
-        return Round(kind, limit, enter=enter, leave=leave, left=lambda: self._account().rounds_left(kind, limit))
+        def let_in() -> Awaitable[None]:
+            return self.gate.round_let_in(self._caller(), kind, limit)
+
+        def left() -> int | None:
+            return self._account().rounds_left(kind, limit)
+
+        return Round(kind, limit, enter=enter, leave=leave, left=left, let_in=let_in)
 
     def limit(
         self,

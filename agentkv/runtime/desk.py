@@ -59,6 +59,10 @@ class ToolDesk:
         self._waits = waits
         self._slim = slim
 
+    async def tool_let_in(self) -> None:
+        """A tool call is about to start in an event loop: it waits here for its budget, if that queues."""
+        await self._gate.tool_call_let_in(self.caller())
+
     def tool_started(self, scope: ToolScope) -> None:
         """A tool call starts now, on this thread."""
         caller = self.caller()

@@ -157,7 +157,7 @@ def _around_coroutine(owner: Tells, fn: Callable[..., Any], options: Options, pa
     name = _name_of(fn)
 
     async def tool(*args: Any, **kwargs: Any) -> Any:
-        scope = options.scope(owner, name, *parameters.told(args, kwargs)).announce()
+        scope = await options.scope(owner, name, *parameters.told(args, kwargs)).announce_async()
         try:
             value = await fn(*args, **kwargs)
         except BaseException as error:

@@ -22,6 +22,7 @@ from agentkv.core.task import Caller
 from agentkv.core.usage import Usage
 from agentkv.engine.base import Chunk, Generation, Request, Stream
 from agentkv.errors import BudgetExceeded, ConfigError, LedgerError
+from agentkv.runtime.blocking import on_thread
 
 ANSWER_CHARS = 4000
 _STOP = (False, "stop", "finish")
@@ -29,6 +30,9 @@ _T = TypeVar("_T")
 
 in_loop: ContextVar[tuple[str, BudgetExceeded | None] | None] = ContextVar("agentkv_loop", default=None)
 """The kind of loop whose round runs here, and the refusal of it if it is one too many."""
+
+_let_in: ContextVar[str] = ContextVar("agentkv_let_in", default="")
+"""The line of a step that was counted before it is told of, because a coroutine waited for it."""
 
 Decision = Literal["finish", "queue", "again"]
 
@@ -156,6 +160,8 @@ class Gate:
 
     def tool_call(self, caller: Caller) -> None:
         """A tool call of `caller` starts now. Raises BudgetExceeded or the framework's control flow if it must not."""
+        if _was_let_in(TOOLS):
+            return
         account = self._account(caller.task)
         try:
             self._stepped(account, caller, account.tool_call, TOOLS)
@@ -166,6 +172,8 @@ class Gate:
 
     def round(self, caller: Caller, kind: str, limit: int | None) -> BudgetExceeded | None:
         """A round of a loop of `caller` starts now; the refusal if its model calls are to be closing turns."""
+        if _was_let_in(ROUNDS + kind):
+            return None
         account = self._account(caller.task)
         try:
             self._stepped(account, caller, lambda: account.loop(kind, limit), ROUNDS + kind)
@@ -174,6 +182,40 @@ class Gate:
                 return refused
             raise
         return None
+
+    async def tool_call_let_in(self, caller: Caller) -> None:
+        """In an event loop, before `tool_call` in the same context: wait for it there, if the task's budget queues."""
+        account = self._account(caller.task)
+        await self._let_in(account, TOOLS, account.tool_call, account.tool_paused)
+
+    async def round_let_in(self, caller: Caller, kind: str, limit: int | None) -> None:
+        """The same before `round`."""
+        account = self._account(caller.task)
+        await self._let_in(
+            account, ROUNDS + kind, lambda: account.loop(kind, limit), lambda: account.round_given_up(kind)
+        )
+
+    async def _let_in(
+        self, account: Account, line: str, step: Callable[[], object], undo: Callable[[], object]
+    ) -> None:
+        if account.budget.on_exceeded != "queue":
+            return
+
+        def taken() -> bool:
+            step()
+            return True
+
+        def wait(gone: Callable[[], bool]) -> bool:
+            return bool(account.wait(taken, timeout_s=account.budget.wait_s, line=line, gone=gone))
+
+        try:
+            step()
+        except BudgetExceeded:
+            try:
+                await on_thread(wait, undo)
+            except BudgetExceeded as late:
+                raise self._host.stopping(late) from None
+        _let_in.set(line)
 
     def _stepped(self, account: Account, caller: Caller, step: Callable[[], _T], line: str) -> _T:
         while True:
@@ -317,6 +359,13 @@ def _short(amount: Any) -> str:
 
 def _plain(amount: Any) -> Any:
     return str(amount) if isinstance(amount, Decimal) else amount
+
+
+def _was_let_in(line: str) -> bool:
+    let_in = _let_in.get() == line
+    if let_in:
+        _let_in.set("")
+    return let_in
 
 
 def _in_event_loop() -> bool:

@@ -20,6 +20,7 @@ class Switchboard(Protocol):
 
     def caller(self) -> Caller: ...
     def session_of(self, caller: Caller) -> str | None: ...
+    async def tool_let_in(self) -> None: ...
     def tool_started(self, scope: ToolScope) -> None: ...
     def tool_progressed(self, scope: ToolScope) -> None: ...
     def tool_ended(self, scope: ToolScope) -> None: ...
@@ -82,6 +83,11 @@ class ToolScope:
         self._announced = True
         return self.__enter__()
 
+    async def announce_async(self) -> Self:
+        """The same in an event loop, which is not blocked where the task's budget makes the call wait."""
+        self._announced = True
+        return await self.__aenter__()
+
     def _outer(self, around: ToolScope | None) -> ToolScope | None:
         """The announced call that this scope is a part of: running, of the same desk, task, branch and context.
 
@@ -140,6 +146,9 @@ class ToolScope:
             self._board.tool_ended(self)
 
     async def __aenter__(self) -> Self:
+        around = _still_open(_innermost.get())
+        if around is None or self._outer(around) is None:
+            await self._board.tool_let_in()
         return self.__enter__()
 
     async def __aexit__(

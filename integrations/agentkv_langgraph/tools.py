@@ -51,7 +51,7 @@ def tool_wrappers(kv: Any, *, slim: bool = True) -> ToolWrappers:
 
     async def awrap_tool_call(request: Any, execute: AExecute) -> Any:
         try:
-            with Watched(kv, request, slim=slim) as call:
+            async with Watched(kv, request, slim=slim) as call:
                 return call.ended(await execute(request))
         except BudgetExceeded as refused:
             return answered(kv, request, refused)
@@ -85,6 +85,20 @@ class Watched:
         except BudgetExceeded as error:
             raise BudgetStop.of(error) from error
         return self
+
+    async def __aenter__(self) -> Self:
+        try:
+            await self._scope.announce_async()
+        except BudgetStop:
+            raise
+        except BudgetExceeded as error:
+            raise BudgetStop.of(error) from error
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.__exit__(kind, error, traceback)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
@@ -135,7 +149,7 @@ def wrap_tool(tool: Any, owner: Tells, options: Options) -> Any:
 
     @functools.wraps(original.arun)
     async def arun(self: Any, tool_input: Any, *args: Any, **kwargs: Any) -> Any:
-        told = scope(self, tool_input, kwargs.get("tool_call_id")).announce()
+        told = await scope(self, tool_input, kwargs.get("tool_call_id")).announce_async()
         try:
             result = await original.arun(self, tool_input, *args, **kwargs)
         except BaseException as error:

@@ -11,8 +11,17 @@ from agentkv.errors import ConfigError
 def round_of(kind="retry", limit=1, left=1):
     """A round, and what it told its owner."""
     told = []
+
+    async def let_in():
+        told.append("let in")
+
     return Round(
-        kind, limit, enter=lambda: told.append("in"), leave=lambda _: told.append("out"), left=lambda: left
+        kind,
+        limit,
+        enter=lambda: told.append("in"),
+        leave=lambda _: told.append("out"),
+        left=lambda: left,
+        let_in=let_in,
     ), told
 
 
@@ -23,7 +32,7 @@ async def test_a_round_is_entered_and_left_in_sync_and_async_code_alike():
         pass
     async with loop:
         pass
-    assert ["in", "in", "out", "out", "in", "out"] == told
+    assert ["in", "in", "out", "out", "let in", "in", "out"] == told
 
 
 @pytest.mark.parametrize(("left", "allowed"), [(None, True), (1, True), (0, False)])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import operator
 from typing import Annotated, TypedDict
@@ -309,6 +310,27 @@ async def test_fifty_branches_with_a_budget_for_three_calls(make, use_async):
         end = await app.ainvoke({"done": []}) if use_async else app.invoke({"done": []})
     assert (50, 3) == (len(end["done"]), len(kv.report("t").calls))
     assert end["done"].count("ok") == 3
+
+
+async def test_tool_calls_of_an_async_graph_wait_for_a_grant(make):
+    """Six calls of one answer are granted one by one while they wait; the loop is not blocked."""
+    kv = make(itertools.chain([asks(0, calls=6)], itertools.repeat("done")))
+    granted = []
+
+    async def granting():
+        line = kv._books.account("t")._line("tools")
+        while len(granted) < 6:
+            await asyncio.sleep(0.005)
+            if len(line):
+                kv.budgets.grant("t", tool_calls=1)
+                granted.append(1)
+
+    with kv.task("t", budget=Budget(tool_calls=0, on_exceeded="queue"), final=False):
+        grants = asyncio.create_task(granting())
+        end = await agent(kv).ainvoke({"messages": [HumanMessage("go")]})
+        await grants
+    assert valid(end["messages"])
+    assert 6 == sum(message.text == "nothing in here" for message in end["messages"])
 
 
 def test_retried_nodes_count_against_retries(make):
