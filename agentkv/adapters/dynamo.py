@@ -29,10 +29,9 @@ SESSION, PARENT, FINAL = "X-Dynamo-Session-ID", "X-Dynamo-Parent-Session-ID", "X
 EVENTS_VARIABLE = "DYN_REQUEST_TRACE_TOOL_EVENTS_ZMQ_ENDPOINT"
 """The frontend's own variable; where it is set here as well, tool events go there."""
 TOPIC_VARIABLE = "DYN_REQUEST_TRACE_TOOL_EVENTS_ZMQ_TOPIC"
-LONGEST_ID_BYTES = 256
+PREFILL_VARIABLE = "AGENTKV_DYNAMO_PREFILL"
 _MOST_OSL = 2**32 - 1
 _MOST_SESSIONS = 4096
-_SECOND_TURN = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,9 +50,9 @@ class Told:
 class Dynamo:
     """One frontend. `deliver`, `tick` and `reset` by one thread; `carries` and `ended` from any.
 
-    `speculative_prefill`: after a turn Dynamo computes the beginning of the next one. It renders that without tools and
-    without a salt, so for sessions with either it would compute what nobody asks for; None (the default) sends it from
-    the second turn on where no tool was seen and no salt is used, True and False always and never; with a salt never.
+    `speculative_prefill`: after a turn Dynamo computes the beginning of the next one, at once and on any worker. It knows
+    neither tools nor salt then, so that a session with either never asks for it. Off by default (None: the environment's
+    AGENTKV_DYNAMO_PREFILL): it gained and lost in as many of our runs, see docs/engines.md.
     `tool_events`: the frontend's ZMQ address; "" for the environment's, or none. `details`: have each answer tell its
     worker and timing in `nvext` (`told`).
     """
@@ -80,7 +79,8 @@ class Dynamo:
         self._events = (
             ToolEvents(address, topic=topic or os.environ.get(TOPIC_VARIABLE, "") or TOPIC) if address else None
         )
-        self._speculative = speculative_prefill
+        given = os.environ.get(PREFILL_VARIABLE, "").lower() in ("1", "true", "yes")
+        self._prefills = given if speculative_prefill is None else speculative_prefill
         self._details = details
         self._lock = threading.Lock()
         self._called: OrderedDict[str, str] = OrderedDict()  # sessions that it knows, with their model
@@ -114,10 +114,7 @@ class Dynamo:
             hints["priority"] = max(-100, min(100, int(about.priority)))
         if about.osl:
             hints["osl"] = max(1, min(_MOST_OSL, int(about.osl)))
-        wanted = self._speculative
-        if wanted is None:
-            wanted = about.turn >= _SECOND_TURN and not tooled and about.purpose == "answer"
-        if wanted and not about.salt:
+        if self._prefills and not about.salt and not tooled and about.purpose == "answer":
             hints["speculative_prefill"] = True
         return hints
 
@@ -212,12 +209,11 @@ def told(response: Any) -> Told:
     nvext = body.get("nvext") if isinstance(body, Mapping) else None
     workers, timing = _map(nvext, "worker_id"), _map(nvext, "timing")
     ttft_ms, hit_rate = _number(timing.get("ttft_ms")), _number(timing.get("kv_hit_rate"))
-    worker, queued = workers.get("decode_worker_id"), timing.get("router_queue_depth")
     return Told(
-        worker=worker if isinstance(worker, int) and worker >= 0 else None,
+        worker=_count(workers.get("decode_worker_id")),
         hit_rate=hit_rate if hit_rate is not None and hit_rate <= 1 else None,
         ttft_s=None if ttft_ms is None else ttft_ms / 1000,
-        queued=queued if isinstance(queued, int) and queued >= 0 else None,
+        queued=_count(timing.get("router_queue_depth")),
     )
 
 
@@ -229,6 +225,10 @@ def _map(body: Any, name: str) -> Mapping[str, Any]:
 def _number(value: Any) -> float | None:
     good = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value) and value >= 0
     return float(value) if good else None
+
+
+def _count(value: Any) -> int | None:
+    return value if isinstance(value, int) and not isinstance(value, bool) and value >= 0 else None
 
 
 def _note(table: OrderedDict[str, Any], session: str, value: Any) -> None:

@@ -121,26 +121,26 @@ def test_a_salt_is_a_secret(adapter):
 @pytest.mark.parametrize(
     ("facts", "tool", "sent"),
     [
-        ({"turn": 1}, False, False),  # nobody knows yet that there is a second turn
-        ({"turn": 2}, False, True),
-        ({"turn": 2}, True, False),  # it is rendered without tools there: another beginning
-        ({"turn": 2, "salt": "t"}, False, False),  # and without a salt: into everybody's cache
-        ({"turn": 2, "purpose": "summary"}, False, False),
+        ({}, False, True),
+        ({}, True, False),  # it is rendered without tools there: another beginning
+        ({"salt": "t"}, False, False),  # and without a salt: a tenant's prompt in the cache of all
+        ({"purpose": "summary"}, False, False),
     ],
 )
-def test_the_next_turn_is_prefilled_where_that_can_help(adapter, facts, tool, sent):
+def test_the_next_turn_is_prefilled_where_that_can_help(server, facts, tool, sent):
     """Dynamo's speculative prefill knows neither tools nor salt."""
+    adapter = Dynamo(server.url, speculative_prefill=True)
     if tool:
         adapter.deliver(hint("tool_start"), 1)
-    body = adapter.carries(SessionFacts(session="s", **facts)).body
-    assert sent == ("speculative_prefill" in body.get("nvext", {}).get("agent_hints", {}))
+    extra = adapter.carries(SessionFacts(session="s", turn=2, **facts))
+    assert sent == ("speculative_prefill" in extra.body.get("nvext", {}).get("agent_hints", {}))
 
 
-def test_a_speculative_prefill_that_was_asked_for_is_never_salted(server):
-    """A tenant's prompt must not go into the cache of all."""
-    adapter = Dynamo(server.url, speculative_prefill=True)
-    assert {"speculative_prefill": True} == adapter.carries(SessionFacts(session="s")).body["nvext"]["agent_hints"]
-    assert "agent_hints" not in adapter.carries(SessionFacts(session="s", salt="t")).body["nvext"]
+@pytest.mark.parametrize(("given", "sent"), [("", False), ("0", False), ("1", True)])
+def test_a_prefill_is_asked_for_by_the_environment(server, monkeypatch, given, sent):
+    """Where the adapter is found by its address there is nobody else to ask for it; the default is off."""
+    monkeypatch.setenv("AGENTKV_DYNAMO_PREFILL", given)
+    assert sent == ("nvext" in Dynamo(server.url).carries(SessionFacts(session="s")).body)
 
 
 def test_the_end_of_a_session_is_a_request_of_its_own(adapter, server):
