@@ -35,15 +35,27 @@ def make(path: Path) -> None:
 
 
 def version_of(path: Path) -> int | None:
-    """The schema version of a file, None if it holds no ledger yet; not a byte of it changes."""
+    """The schema version of a file, None if it holds no ledger yet; not a byte of it changes.
+
+    But for what a program that was killed in a write without WAL left behind: SQLite takes that back before it reads.
+    """
     try:
-        with closing(connector(path, mode="ro")()) as connection:
-            known = connection.execute("SELECT 1 FROM sqlite_master WHERE name = 'agentkv_schema'").fetchone()
-            row = connection.execute("SELECT version FROM agentkv_schema").fetchone() if known else None
+        try:
+            return _read_version(path, mode="ro")
+        except sqlite3.OperationalError:
+            if not path.with_name(f"{path.name}-journal").exists():
+                raise
+            return _read_version(path, mode="rw")
     except sqlite3.OperationalError as error:
         raise LedgerError(f"the ledger {path} cannot be opened: {error}") from error
     except sqlite3.DatabaseError as error:
         raise LedgerError(f"{path} is no ledger ({error}); it is left as it is") from error
+
+
+def _read_version(path: Path, *, mode: str) -> int | None:
+    with closing(connector(path, mode=mode)()) as connection:
+        known = connection.execute("SELECT 1 FROM sqlite_master WHERE name = 'agentkv_schema'").fetchone()
+        row = connection.execute("SELECT version FROM agentkv_schema").fetchone() if known else None
     return row[0] if row else None
 
 

@@ -1,5 +1,7 @@
 """The ledger in a bad world: databases that fill, vanish or are locked, programs that are killed, names that bite."""
 
+import contextlib
+import itertools
 import json
 import os
 import random
@@ -18,7 +20,7 @@ import sqlalchemy as sa
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agentkv import log
+from agentkv import AgentKV, Budget, Message, Request, ScriptedEngine, log
 from agentkv.budget import ledger as ledger_module
 from agentkv.budget import sqlite
 from agentkv.budget import store as store_module
@@ -562,6 +564,33 @@ def test_a_program_killed_in_a_transaction_leaves_what_it_had_committed(url):
     store.close()
 
 
+KILLED_WITHOUT_WAL = """
+import os, signal, sqlite3, sys
+connection = sqlite3.connect(sys.argv[1], isolation_level=None)
+connection.execute("PRAGMA journal_mode=DELETE")
+connection.execute("PRAGMA cache_size=1")
+connection.execute("BEGIN IMMEDIATE")
+connection.execute("UPDATE agentkv_fact SET body = body || hex(zeroblob(5000))")
+assert os.path.exists(sys.argv[1] + "-journal")
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_a_program_killed_in_a_write_without_wal_leaves_a_ledger_that_opens(tmp_path):
+    """On a network mount, or while an old file became one with WAL: what it had begun is taken back before it is read."""
+    path = tmp_path / "l.sqlite"
+    store = Store(f"sqlite:///{path}", interval_s=0.01)
+    for i in range(100):
+        store.put(call(i=i))
+    store.close()
+    killed = subprocess.run([sys.executable, "-c", KILLED_WITHOUT_WAL, path], cwd=ROOT, check=False, timeout=60)
+    assert -signal.SIGKILL == killed.returncode
+    reader = Store(f"sqlite:///{path}", create=False)
+    assert list(range(100)) == numbers(reader)
+    assert () == check(reader.database).problems
+    reader.close()
+
+
 KILLED_WHILE_BUSY = """
 import sys, time
 from agentkv.budget.ledger import ModelCall
@@ -686,3 +715,52 @@ def test_ten_thousand_tasks_opened_and_closed_leave_no_more_than_the_bounds(tmp_
     assert 10_000 == len(store.tasks())
     ledger.close()
     assert 0 == store.unsaved
+
+
+# -- a disk of its own
+
+
+@pytest.fixture
+def small_disk(tmp_path):
+    """A file system of 600 KB, and the way to change it."""
+
+    def mount(*options):
+        subprocess.run(["mount", *options, str(folder)], check=True, capture_output=True)
+
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    try:
+        mount("-t", "tmpfs", "-o", "size=600k", "tmpfs")
+    except (subprocess.CalledProcessError, OSError) as error:
+        pytest.skip(f"no file system may be mounted here: {error}")
+    yield folder, lambda change: mount("-o", f"remount,{change}")
+    subprocess.run(["umount", "-l", str(folder)], check=True, capture_output=True)
+
+
+def test_agents_answer_while_the_ledgers_disk_is_full_or_read_only(small_disk, monkeypatch):
+    """One warning, the number of facts that wait, a budget for all processes that refuses; afterwards all is saved."""
+    monkeypatch.setattr(store_module, "MAX_RETRY_S", 0.05)
+    monkeypatch.setattr(log, "_warned", set())
+    folder, remount = small_disk
+    ask = Request(messages=(Message(role="user", content="why"),))
+    with AgentKV.with_engine(ScriptedEngine(itertools.repeat("ok")), ledger=f"sqlite:///{folder}/l.sqlite") as kv:
+        for number in range(2000):
+            with kv.task(f"task {number} " * 20):
+                assert "ok" == kv.submit(ask).result(5).text
+        assert not kv._books._ledger.store.flush(0.5)
+        assert 0 < kv.stats()["ledger"]["unsaved"]
+        assert "ledger_not_saved" in log._warned
+        with contextlib.suppress(OSError), (folder / "rest").open("wb", buffering=0) as rest:
+            while True:
+                rest.write(bytes(4096))
+        with kv.task("strict", budget=Budget(tokens=1000, shared=True), final=False), pytest.raises(LedgerError):
+            kv.submit(ask)
+        for change in ("size=50m", "ro", "rw"):
+            remount(change)
+            with kv.task(change):
+                assert "ok" == kv.submit(ask).result(5).text
+            assert (change != "ro") == kv._books._ledger.store.flush(10 if change != "ro" else 0.6)
+        assert 0 == kv.stats()["ledger"]["unsaved"]
+    reader = Store(f"sqlite:///{folder}/l.sqlite", create=False)
+    assert 2004 == len(reader.tasks())
+    reader.close()
