@@ -51,7 +51,7 @@ class Order:
 
     def use(self, keys: Iterable[Key]) -> None:
         """These were used, the first of them most recently: the end of a prompt is older than its beginning."""
-        now_s = self._sessions.clock()
+        now_s = self._sessions.clock.now_s()
         for key in reversed(list(keys)):
             if key in self.copies:
                 self._used[key] = now_s
@@ -81,6 +81,10 @@ class Order:
                         return found
         return None
 
+    def check(self) -> None:
+        """Every redundant fact, recomputed."""
+        assert self._used.keys() == self.copies.keys(), "a use without a copy, or the other way round"
+
     def _last_in_line(self) -> None:
         """What its session has given up goes before anything else."""
         while self._given_up:
@@ -91,7 +95,7 @@ class Order:
 
     def _giving_way(self, asker: str) -> Iterator[Key]:
         """Candidates, the first to go first; protected and busy ones are among them."""
-        now_s = self._sessions.clock()
+        now_s = self._sessions.clock.now_s()
         ranked = self._ranked(now_s)
         limit = self._limit(asker, ranked, now_s)
         place = {session.name: number for number, (_, session) in enumerate(ranked)}

@@ -8,12 +8,12 @@ cover who gives way (`order.py`) nor any copy. Needs no vLLM. Thread-safe; every
 from __future__ import annotations
 
 import threading
-import time
 from collections import OrderedDict, deque
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
+from agentkv.clock import Clock, SystemClock
 from agentkv.core.forecast import Forecast, last_of
 from agentkv.core.hint import HintKind
 from agentkv.hints.wire import WireHint, WireWait, safe
@@ -77,18 +77,16 @@ class Due:
 
 
 class Sessions:
-    """The books. `clock` is monotonic, `wall` is what hints' times count by."""
+    """The books. At most `most` sessions; `margin_s`: how much earlier than needed blocks are due."""
 
     def __init__(
         self,
         *,
-        clock: Callable[[], float] = time.monotonic,
-        wall: Callable[[], float] = time.time,
+        clock: Clock | None = None,
         margin_s: float = MARGIN_S,
         most: int = MOST_SESSIONS,
     ) -> None:
-        self.clock = clock
-        self._wall = wall
+        self.clock = clock or SystemClock()
         self.margin_s = margin_s
         self._most = most
         self.lock = threading.RLock()
@@ -114,7 +112,7 @@ class Sessions:
             session = self._sessions.get(name)
             if session is not None:
                 session.running = max(0, session.running - 1)
-                session.used_s = self.clock()
+                session.used_s = self.clock.now_s()
 
     def holds(self, name: str, blocks: Iterable[tuple[int, int, Key]]) -> None:
         """Blocks of this session, as (cache group, place in the prompt, key); a place has one block, the latest."""
@@ -138,7 +136,7 @@ class Sessions:
     def hear(self, hint: WireHint) -> tuple[str, str]:
         """Take a hint in; the outcome ("applied", "advisory") and what follows from it, in words."""
         with self.lock:
-            now_s = self.clock()
+            now_s = self.clock.now_s()
             session = self._sessions.get(hint.session)
             if session is None:
                 return "advisory", "no call of this session was seen here"
@@ -163,7 +161,7 @@ class Sessions:
         call = "" if hint.call is None else hint.call.id
         if call not in session.calls and len(session.calls) >= MOST_CALLS:
             return "failed", f"{MOST_CALLS} calls of this session run already"
-        late_s = min(max(0.0, self._wall() - hint.ts_ms / 1000), _LATEST_S)
+        late_s = min(max(0.0, (self.clock.wall_ms() - hint.ts_ms) / 1000), _LATEST_S)
         session.calls[call] = (now_s - late_s, forecast_of(hint.wait))
         session.heard_s = now_s
         self._plan(session, now_s)
@@ -191,7 +189,7 @@ class Sessions:
         return "applied", f"{len(session.blocks)} blocks are due now"
 
     def _awake(self, session: Session) -> None:
-        now_s = self.clock()
+        now_s = self.clock.now_s()
         session.calls.clear()
         session.forecast, session.due_s, session.ends_s = None, None, None
         session.used_s = now_s
@@ -209,7 +207,7 @@ class Sessions:
     def due(self) -> list[Due]:
         """Sessions whose blocks should be on their way now; each is told once for a hint."""
         with self.lock:
-            now_s = self.clock()
+            now_s = self.clock.now_s()
             self._expire(now_s)
             found = []
             for session in self._sessions.values():
@@ -243,7 +241,7 @@ class Sessions:
     def every(self) -> list[Session]:
         """All sessions, the longest unused first. What they hold may change under another thread's hands."""
         with self.lock:
-            self._expire(self.clock())
+            self._expire(self.clock.now_s())
             return list(self._sessions.values())
 
     def get(self, name: str) -> Session | None:
@@ -279,7 +277,7 @@ class Sessions:
             idle = next((s for s in self._sessions.values() if not s.running), None)
             self._forget(idle or next(iter(self._sessions.values())))
         self._numbers += 1
-        session = self._sessions[name] = Session(name=name, order=self._numbers, used_s=self.clock())
+        session = self._sessions[name] = Session(name=name, order=self._numbers, used_s=self.clock.now_s())
         return session
 
     def _expire(self, now_s: float) -> None:
@@ -309,8 +307,15 @@ class Sessions:
 def forecast_of(wait: WireWait) -> Forecast:
     """Three quantiles as a forecast whose 10 %, 50 % and 90 % quantiles they are: eleven points, straight between them."""
     p10, p50, p90 = (milliseconds / 1000 for milliseconds in (wait.p10_ms, wait.p50_ms, wait.p90_ms))
-    rise = [p10 + (p50 - p10) * step / 4 for step in range(5)] + [p50 + (p90 - p50) * step / 4 for step in range(1, 5)]
-    return Forecast(remaining_s=(p10, *rise, p90), n=wait.n, source=wait.source)
+    points = (
+        p10,
+        *(p10 + (p50 - p10) * step / 4 for step in range(4)),
+        p50,
+        *(p50 + (p90 - p50) * step / 4 for step in range(1, 4)),
+        p90,
+        p90,
+    )
+    return Forecast(remaining_s=tuple(sorted(points)), n=wait.n, source=wait.source)  # sums round
 
 
 def session_of(params: Any) -> str:

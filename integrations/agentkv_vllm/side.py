@@ -52,7 +52,7 @@ class Side:
         if outcome[0] == "applied":
             self._stirred = True
             due_s = self.sessions.next_due_s()
-            if due_s is None or due_s <= self.sessions.clock():  # else the door's own thread wakes it in time
+            if due_s is None or due_s <= self.sessions.clock.now_s():  # else the door's own thread wakes it in time
                 self.rouse()
         return outcome
 
@@ -61,7 +61,7 @@ class Side:
         if self._stirred:
             return True
         due_s = self.sessions.next_due_s()
-        return due_s is not None and (self.wake is None or due_s <= self.sessions.clock())
+        return due_s is not None and (self.wake is None or due_s <= self.sessions.clock.now_s())
 
     def settled(self) -> None:
         """The engine is taking a step, in which the tiers look at what hints have changed."""
@@ -82,7 +82,7 @@ class Side:
 
     def promoted(self, heard_s: float, due_s: float) -> None:
         """Blocks are on their way: how long after they were due, or after the hint where that came later."""
-        late_s = self.sessions.clock() - max(heard_s, due_s)
+        late_s = self.sessions.clock.now_s() - max(heard_s, due_s)
         with self._lock:
             self._counts["promotions"] += 1
             self._started_ms.append(max(0.0, 1000 * late_s))
@@ -105,7 +105,7 @@ class Side:
         due_s = self.sessions.next_due_s()
         if due_s is None:
             return None
-        left_s = due_s - self.sessions.clock()
+        left_s = due_s - self.sessions.clock.now_s()
         if left_s > 0:
             return left_s
         self.rouse()

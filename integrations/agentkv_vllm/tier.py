@@ -152,7 +152,7 @@ class AgentKVTier(SecondaryTierManager):
         except Exception as error:
             log.failed("vllm_promotion_failed", error=repr(error))
             return
-        self._promotions.append(_Promotion(due, context, list(due.keys), self._side.sessions.clock()))
+        self._promotions.append(_Promotion(due, context, list(due.keys), self._side.sessions.clock.now_s()))
 
     def _go_on(self, parent: Any, promotion: _Promotion, room: int) -> int:
         """Look up what has not arrived, in the order of the prompt; how many lookups that took.
@@ -179,7 +179,7 @@ class AgentKVTier(SecondaryTierManager):
             log.failed("vllm_promotion_failed", error=repr(error))
             left = []
         promotion.left = left
-        passed_s = self._side.sessions.clock() - promotion.started_s
+        passed_s = self._side.sessions.clock.now_s() - promotion.started_s
         if not left or passed_s > LONGEST_S:
             self._end(parent, promotion, passed_s)
         return asked
