@@ -7,6 +7,7 @@ of programs that are known to have them. Arguments are neither stored nor logged
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 import shlex
@@ -40,6 +41,12 @@ _HAVE_SUB_COMMANDS = {
 _SUB_VALUE_OPTIONS = {"-C", "-c", "-f", "-n"}
 _PYTHONS = re.compile(r"python[0-9.]*(\.exe)?")
 _PREPARATIONS = {"cd", "pushd", "export", "set", "source", ".", "mkdir", "umask"}
+
+
+_MORE_TO_READ = re.compile(
+    "(?:python|(?:" + "|".join(map(re.escape, sorted(_WRAPPERS | _SHELLS | _HAVE_SUB_COMMANDS | _PREPARATIONS))) + ")$)"
+)
+"""First words after which the rest of a line has its say."""
 
 
 def command_word(args: Any) -> str:
@@ -107,7 +114,11 @@ def _size_of(args: Any, depth: int) -> int:
     if depth == 0 or args is None:
         return 0
     if _is_mapping(args):
-        args = [part for pair in args.items() for part in pair]
+        size = 0
+        for key, value in itertools.islice(args.items(), _MOST_PARTS // 2):
+            size += len(key) if type(key) is str else _size_of(key, depth - 1)
+            size += len(value) if type(value) is str else _size_of(value, depth - 1)
+        return size
     if type(args) is list or isinstance(args, Sequence):
         return sum(_size_of(part, depth - 1) for part in args[:_MOST_PARTS])
     return 8
@@ -135,6 +146,14 @@ def _words_of(args: Any) -> str:
 
 
 def _line_words(line: str) -> str:
+    """The command words of a shell line; where its first word alone says them, the rest is not read."""
+    first = line.split(None, 1)[:1]
+    if first and _WORD.fullmatch(first[0]) and not _MORE_TO_READ.match(first[0]):
+        return first[0]
+    return _read_line(line)
+
+
+def _read_line(line: str) -> str:
     """The command words of a shell line: preparations such as `cd x &&` are skipped if something follows them."""
     words = ""
     for argv in _commands(line):

@@ -23,7 +23,7 @@ from agentkv.hints.keys import Chain, Key, Told, chain_of, key_from_json, name_o
 from agentkv.log import count, failed
 
 if TYPE_CHECKING:
-    from agentkv.hints.hazards import Counts, Hazards
+    from agentkv.hints.hazards import Counts, Hazards, Table
 
 KAPPA = 4.0
 """For how many calls a broader key counts in a narrower one."""
@@ -65,6 +65,7 @@ class Forecaster:
         self._running: OrderedDict[str, int] = OrderedDict()
         self._fresh: deque[Told] = deque(maxlen=MAX_FRESH)
         self._priors: dict[str, Hazards] = {}
+        self._shrinker = hazards.Shrinker() if kappa > 0 and session_kappa > 0 else None
         self._lock = threading.Lock()
 
     # -- learning
@@ -114,16 +115,18 @@ class Forecaster:
 
     def _tell(self, told: Told, session: str) -> None:
         self._fresh.append(told)
-        self._count(told)
+        step = self._count(told)
         if session:
             counts = self._counts(self._session_keys, (session, told.tool, told.command), MAX_SESSION_KEYS)
-            counts.learn(told.first, told.last, ended=told.ended, keep=self._session_keep)
+            counts.learn(step, None if told.first else self._session_keep)
 
-    def _count(self, told: Told) -> None:
+    def _count(self, told: Told) -> Table:
+        step = self._hazards.step_of(told.first, told.last, ended=told.ended)
         chain = chain_of(told.tool, told.command, told.size)
+        broad, keeps = chain.broad, (None, None) if told.first else (self._broad_keep, self._keep)
         for index, key in enumerate(chain.keys):
-            keep = self._keep if index >= chain.broad else self._broad_keep
-            self._counts(self._keys, key, MAX_KEYS).learn(told.first, told.last, ended=told.ended, keep=keep)
+            self._counts(self._keys, key, MAX_KEYS).learn(step, keeps[index >= broad])
+        return step
 
     def _counts(self, keys: OrderedDict[Key, Counts], key: Key, limit: int) -> Counts:
         counts = keys.get(key)
@@ -170,7 +173,7 @@ class Forecaster:
             if declared is not None and not is_own and end_s is None:
                 points = tuple(min(declared * factor, MAX_WAIT_S) for factor in DECLARED_SPREAD)
                 return Forecast(remaining_s=points, n=0, source="declared")
-            survival = self._hazards.survival_of(self._hazards.shrink(self._prior(chain.label), seen))
+            survival = self._survival(self._prior(chain.label), seen)
         if declared is not None:
             believed = self._hazards.declared_survival(declared)
             survival = 0.5 * (survival + believed) if is_own else believed
@@ -197,6 +200,11 @@ class Forecaster:
             if counts is not None:
                 seen.append((counts, self._session_kappa))
         return n, is_own, seen
+
+    def _survival(self, prior: Hazards, seen: list[tuple[Counts, Hazards]]) -> Hazards:
+        if self._shrinker is not None:
+            return self._shrinker.survival(prior, seen)
+        return self._hazards.survival_of(self._hazards.shrink(prior, seen))
 
     def _prior(self, label: str) -> Hazards:
         prior = self._priors.get(label)

@@ -134,7 +134,11 @@ def resolve(owner: Any, host: Host) -> Caller:
                 task = scope.task
                 segment = scope.segment
         scope = scope.outer
-    caller = host.caller() or _UNKNOWN
+    caller = host.caller()
+    if caller is None:  # no framework is at work
+        return _caller(
+            _UNKNOWN.task if task is None else task, "" if segment is None else SEGMENT + segment, node or ""
+        )
     if task is not None and task != caller.task:
         caller = replace(caller, task=task)
     if node is not None and caller.node in {"", instead_of}:
@@ -142,6 +146,11 @@ def resolve(owner: Any, host: Host) -> Caller:
     if segment is not None:
         caller = replace(caller, branch=f"{caller.branch}|{SEGMENT}{segment}" if caller.branch else SEGMENT + segment)
     return caller
+
+
+@functools.lru_cache(maxsize=256)
+def _caller(task: str, branch: str, node: str) -> Caller:
+    return Caller(task=task, branch=branch, node=node)
 
 
 def segment_of(branch: str) -> str | None:

@@ -7,6 +7,8 @@ from hypothesis import strategies as st
 from agentkv.hints.features import (
     _PLAIN,
     _is_plain,
+    _line_words,
+    _read_line,
     _shell_words,
     command_word,
     command_words,
@@ -171,3 +173,15 @@ def test_a_hostile_sequence_has_no_size():
 def test_a_declared_timeout_is_read_from_the_arguments(args, expected_s):
     """Keys with and without units, and command lines that one `timeout` wraps as a whole; never an error."""
     assert expected_s == declared_timeout_s(args)
+
+
+_PIECES = st.sampled_from(
+    ["pytest", "git", "log", "cd", "sudo", "python3", "-m", "timeout", "30", "A=1", "bash", "-c", "&&", ";", "|", "'", '"', "#",
+     "\\\n", "\n", " ", "  ", "\x85", "(", ")", "!", "x.sh", "/bin/ls", "."]
+)  # fmt: skip
+
+
+@given(st.lists(_PIECES, max_size=8).map("".join) | st.lists(_PIECES, max_size=8).map(" ".join) | st.text(max_size=30))
+def test_a_first_word_that_says_enough_is_what_the_whole_line_says(line):
+    """The short way and the long one agree."""
+    assert _read_line(line) == _line_words(line)

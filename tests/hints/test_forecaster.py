@@ -13,6 +13,7 @@ from agentkv import AgentKV, ScriptedEngine, log
 from agentkv.clock import ManualClock
 from agentkv.core.curve import EDGES_S, MAX_WAIT_S, POINTS
 from agentkv.core.hint import ToolStatus
+from agentkv.hints import hazards
 from agentkv.hints.forecaster import MAX_KEYS, MAX_SESSION_KEYS, Forecaster, progress_forecast
 
 JUNK = [math.nan, math.inf, -math.inf, -1.0, None, "3", True, 10**400]
@@ -521,3 +522,22 @@ def test_survival_is_kaplan_meiers_without_shrinkage_and_forgetting(seed):
     told = [s for s, edge in zip(curve.survival, EDGES_S, strict=True) if edge <= max(durations)]
     expected = estimate.survival_function_at_times(EDGES_S[: len(told)]).tolist()
     assert expected == pytest.approx(told, abs=1e-9)
+
+
+@given(
+    st.lists(st.lists(st.tuples(st.integers(0, 45), st.booleans()), max_size=6), max_size=5),
+    st.floats(0.1, 9.0),
+)
+def test_the_short_way_to_a_survival_is_the_long_one(keys, kappa):
+    """The Shrinker, used again and again, against shrink and survival_of."""
+    quick, weights = hazards.Shrinker(), hazards.as_hazards([kappa] * 46)
+    prior = hazards.as_hazards([0.01 * (index + 1) for index in range(46)])
+    chain = []
+    for calls in keys:
+        counts = hazards.Counts()
+        for last, ended in calls:
+            counts.learn(hazards.step_of(0, last, ended=ended), hazards.as_factor(0.9))
+        chain.append((counts, weights))
+        expected = hazards.survival_of(hazards.shrink(prior, chain))
+        assert expected.tolist() == quick.survival(prior, chain).tolist()
+    assert pytest.approx(0.01) == prior[0]
