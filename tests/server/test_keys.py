@@ -1,0 +1,183 @@
+"""API keys: where they come from, who is let in, and what each tenant has of its own."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+
+import openai
+import pytest
+
+from agentkv import Budget, log
+from agentkv.errors import ConfigError
+from agentkv.server.keys import Keys
+
+ALICE, BOB = "sk-alice-1234", "sk-bob-12345"
+LONG = "The quick brown fox jumps over the lazy dog. " * 8
+ASK = {"messages": [{"role": "user", "content": LONG}], "max_tokens": 2, "temperature": 0}
+
+
+@pytest.fixture
+def key_file(tmp_path):
+    def write(text: str, mode: int = 0o600):
+        path = tmp_path / "keys.toml"
+        path.write_text(text)
+        path.chmod(mode)
+        return path
+
+    return write
+
+
+def test_keys_are_read_from_file_and_environment(key_file):
+    """A secret, its digest, or the name of a variable; budgets and salts; none at all is None."""
+    digest = hashlib.sha256(b"sk-carol-123").hexdigest()
+    path = key_file(
+        f'[keys.alice]\nkey = "{ALICE}"\ntokens = 100\nusd = "0.5"\nsalt = "s"\n'
+        f'[keys.bob]\nkey_env = "BOB"\n[keys.carol]\nkey_sha256 = "{digest}"\n'
+    )
+    keys = Keys.read(path, {"BOB": BOB, "AGENTKV_API_KEY": "sk-default-1", "AGENTKV_API_KEYS": "dave=sk-dave-12345"})
+    assert ["alice", "bob", "carol", "default", "dave"] == [key.name for key in keys.all]
+    alice = keys.find(f"Bearer {ALICE}")
+    assert ("alice", "s", Budget(tokens=100, usd="0.5")) == (alice.name, alice.salt, alice.budget)
+    assert ["bob", "carol", "default", "dave"] == [
+        keys.find(f"bearer {secret}").name for secret in (BOB, "sk-carol-123", "sk-default-1", "sk-dave-12345")
+    ]
+    assert len({key.salt for key in keys.all}) == 5
+    assert not any(secret in repr(keys.all) for secret in (ALICE, BOB, "sk-dave"))
+    for wrong in ("", "Bearer", "Bearer ", f"Basic {ALICE}", f"Bearer {ALICE}x", ALICE, "Bearer \udcff"):
+        assert keys.find(wrong) is None
+    assert Keys.read(None, {}) is None
+
+
+BAD_FILES = [
+    "not toml",
+    "",
+    "[other]\na = 1",
+    '[keys]\nalice = "sk-alice-1234"',
+    '[keys.alice]\nkey = "short"',
+    "[keys.alice]\nsalt = 's'",
+    '[keys.alice]\nkey = "sk-alice-1234"\nkey_env = "A"',
+    '[keys.alice]\nkey = "sk-alice-1234"\nquota = 5',
+    '[keys.alice]\nkey = "sk-alice-1234"\ntokens = -5',
+    '[keys.alice]\nkey = "sk-alice-1234"\nsalt = ""',
+    '[keys."a/b"]\nkey = "sk-alice-1234"',
+    '[keys.alice]\nkey_sha256 = "12"',
+    '[keys.alice]\nkey_env = "MISSING"',
+    '[keys.alice]\nkey = "sk-alice-1234"\n[keys.bob]\nkey = "sk-alice-1234"',
+    '[keys.default]\nkey = "sk-other-1234"',
+]
+
+
+@pytest.mark.parametrize("text", BAD_FILES, ids=str)
+def test_bad_keys_are_refused_without_their_secret(key_file, text):
+    """A sentence that names the key; a name with a slash could pass for another tenant's task."""
+    with pytest.raises(ConfigError) as caught:
+        Keys.read(key_file(text), {"AGENTKV_API_KEY": "sk-default-1"})
+    assert "sk-" not in str(caught.value)
+    with pytest.raises(ConfigError):
+        Keys.read(key_file(text).with_name("missing.toml"), {})
+
+
+def test_a_key_file_that_others_can_read_is_told(key_file):
+    """One warning, and the keys work."""
+    before = log.counters["key_file_readable"]
+    assert Keys.read(key_file(f'[keys.alice]\nkey = "{ALICE}"\n', mode=0o644), {})
+    assert before + 1 == log.counters["key_file_readable"]
+
+
+def keys_of(text: str, key_file) -> Keys:
+    keys = Keys.read(key_file(text), {})
+    assert keys is not None
+    return keys
+
+
+TWO = f'[keys.alice]\nkey = "{ALICE}"\n[keys.bob]\nkey = "{BOB}"\n'
+
+
+def test_without_a_key_nothing_but_health_answers(scripted_place, key_file):
+    """401 in OpenAI's shape, before the body is read; openai raises its own error."""
+    place = scripted_place("x", keys=keys_of(TWO, key_file))
+    assert 200 == place.http.get("/health").status_code
+    for method, path in (
+        ("GET", "/v1/models"),
+        ("GET", "/metrics"),
+        ("POST", "/v1/responses"),
+        ("POST", "/v1/nothing"),
+    ):
+        response = place.http.request(method, path, content=b"{")
+        assert (401, "invalid_api_key") == (response.status_code, response.json()["error"]["code"])
+        assert "Bearer" == response.headers["www-authenticate"]
+    with pytest.raises(openai.AuthenticationError):
+        place.openai("sk-nobody").models.list()
+    assert "x" == place.openai(BOB).chat.completions.create(model="scripted", **ASK).choices[0].message.content
+    assert [] == [request for request in place.kv.engine.requests if request.caller.task != "bob/default"]
+
+
+def test_tenants_have_tasks_sessions_and_salts_of_their_own(scripted_place, key_file):
+    """The same header from two tenants names two tasks; neither can name the other's."""
+    place = scripted_place(*"xxxx", keys=keys_of(TWO, key_file))
+    for key, task in ((ALICE, "job"), (BOB, "job"), (BOB, "alice/job")):
+        client = place.openai(key)
+        client.chat.completions.create(
+            model="scripted", **ASK, extra_headers={"x-agentkv-task": task, "x-agentkv-session": "s"}
+        )
+    requests = place.kv.engine.requests
+    assert ["alice/job", "bob/job", "bob/alice/job"] == [request.caller.task for request in requests]
+    assert ["alice/s", "bob/s", "bob/s"] == [request.session for request in requests]
+    assert ["key:alice", "key:bob", "key:bob"] == [request.salt for request in requests]
+
+
+def test_k5_no_tenant_reuses_or_reaches_anothers_kv(engine_place, key_file):
+    """The same prompt: the same tenant reuses, another does not, whatever salt it sends; equal salts share on purpose."""
+    text = TWO + '[keys.carol]\nkey = "sk-carol-123"\nsalt = "key:alice"\n'
+    place = engine_place(keys=keys_of(text, key_file))
+
+    def cached(key: str, **more) -> int:
+        usage = place.openai(key).chat.completions.create(model=place.kv.engine.model, **ASK, **more).usage
+        return usage.prompt_tokens_details.cached_tokens
+
+    assert 0 == cached(ALICE)
+    assert cached(ALICE) > 300
+    assert cached(ALICE, extra_headers={"x-agentkv-task": "another"}) > 300
+    assert 0 == cached(BOB)
+    assert cached("sk-carol-123") > 300
+    for field in ("cache_salt", "salt"):
+        with pytest.raises(openai.BadRequestError, match=field):
+            cached(BOB, extra_body={field: "key:alice"})
+    assert cached(BOB, extra_headers={"x-agentkv-salt": "key:alice"}) > 300  # its own, from before
+    with pytest.raises(openai.BadRequestError):
+        place.openai(BOB).responses.create(
+            model=place.kv.engine.model, input="x", max_output_tokens=1,
+            previous_response_id=place.openai(ALICE).responses.create(
+                model=place.kv.engine.model, input="x", max_output_tokens=1
+            ).id,
+        )  # fmt: skip
+
+
+def test_k5_salts_that_nearly_collide_are_apart(engine_place, key_file):
+    """("ab", "c") is not ("a", "bc"): names and salts are framed by their lengths."""
+    secrets = itertools.count(10_000)
+    text = "".join(
+        f'[keys.k{n}]\nkey = "sk-{next(secrets)}-x"\nsalt = "{salt}"\n' for n, salt in enumerate(["ab", "a", "abc"])
+    )
+    place = engine_place(keys=keys_of(text, key_file))
+    cached = [
+        place.openai(f"sk-{10_000 + n}-x").chat.completions.create(model=place.kv.engine.model, **ASK) for n in range(3)
+    ]
+    assert [0, 0, 0] == [answer.usage.prompt_tokens_details.cached_tokens for answer in cached]
+
+
+def test_a_keys_budget_is_that_of_all_its_tasks(scripted_place, key_file):
+    """429 at once, over whichever task; the other tenant goes on; unknown and parallel calls cannot pass either."""
+    text = f'[keys.alice]\nkey = "{ALICE}"\nmodel_calls = 2\n[keys.bob]\nkey = "{BOB}"\n'
+    place = scripted_place(*"xxxx", keys=keys_of(text, key_file))
+    alice, bob = place.openai(ALICE), place.openai(BOB)
+    for task in ("one", "two"):
+        alice.chat.completions.create(model="scripted", **ASK, extra_headers={"x-agentkv-task": task})
+    for stream in (False, True):
+        with pytest.raises(openai.RateLimitError) as caught:
+            alice.chat.completions.create(
+                model="scripted", **ASK, stream=stream, extra_headers={"x-agentkv-task": "three"}
+            )
+        assert "budget_exceeded" == caught.value.code
+    assert "x" == bob.chat.completions.create(model="scripted", **ASK).choices[0].message.content
