@@ -1,146 +1,39 @@
-"""Foreign engines with and without our hints. So far: llama.cpp (the real one), hosted caches by the price list, and what
-hints and added fields cost an agent.
+"""Foreign engines with and without our hints: one section for each, and what hints and added fields cost an agent.
 
-llama.cpp: 3 agents share 2 slots; each computes its context, waits for a tool, and calls again. Waits are scaled down (2-4 s
-for 5-20 s): a save and a restore take some tens of milliseconds, so only the order counts. Model calls go one at a time, so
-that a time to first token is the call's own and greedy text can be compared: a batch shared with others changes low bits
-with or without hints. `llamacpp_ttft_ratio` is against the same server without hints, whose slots are all that it has;
-`llamacpp_ttft_ratio_ram` against one with its own cache in main memory (`--cache-ram`, its default), which does much of
-the same without being told. `dead_adapter_cost`: an agent's loop beside a server that hangs, against nobody to tell.
+The engines' sections are in `engines_*.py`: llama.cpp, vLLM with our plug-in, Dynamo (all of them the real ones), and hosted
+caches by the price list. `dead_adapter_cost`: an agent's loop beside a server that hangs, against nobody to tell.
+`inject_us`: added fields and headers. A section whose engine is not installed is left out, with the reason under
+`left_out`; `run.py` counts a bar whose figure is missing as short.
 """
 
 from __future__ import annotations
 
 import contextlib
-import importlib.util
+import importlib
 import json
 import socket
 import sys
-import threading
 import time
-from dataclasses import dataclass
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "examples"))
 
 import openai
-from common import arguments, emit, interleaved, median, say
+from common import arguments, emit, interleaved, say
 from engines_hosted import replay
-from llamacpp import server
 
-from agentkv import AgentKV, Message, Request, Sampling, ScriptedEngine
-from agentkv.adapters.base import Outcome
+from agentkv import AgentKV, Message, Request, ScriptedEngine
 from agentkv.adapters.found import Found
 from agentkv.adapters.inject import Extra, Injector
-from agentkv.adapters.llamacpp import LlamaCpp
 from agentkv.clock import SystemClock
 from agentkv.runtime.reach import Reach
-from agentkv.runtime.routes import Route
 
-AGENTS = {"ada": 2.0, "bob": 4.0, "cyd": 3.0}
-"""Their tools' waits in seconds."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Turn:
-    """A call after a tool (`number` >= 1) or a first one."""
-
-    agent: str
-    number: int
-    ttft_s: float
-    cached: int
-    tokens: int
-    text: str
-
-
-def agents(url: str, *, hints: bool, notes: int, turns: int, together: bool) -> list[Turn]:
-    """What each call took and said. `together`: all agents at once, else one after the other without waits."""
-    found: list[Turn] = []
-    one_at_a_time = threading.Lock()
-    with AgentKV.remote(base_url=url, model="m", ledger="memory", context=None) as kv:
-        kv._doors.ways().close()
-        kv.engine.routing = None
-        adapter = LlamaCpp(url, clock=SystemClock())
-        reach = Reach(adapter, clock=SystemClock())
-        if hints:
-            kv.engine.routing = Route(adapter)
-            kv.subscribe(reach.tell)
-
-        def live(name: str, wait_s: float) -> None:
-            lines = " ".join(f"Note {number} of {name}: item {number * 7 % 31}." for number in range(notes))
-            messages = [Message(role="user", content=f"You are {name}. {lines} Summarise your notes.")]
-            with kv.task(name):
-                for number in range(turns):
-                    with one_at_a_time:
-                        request = Request(messages=tuple(messages), sampling=Sampling(max_tokens=12))
-                        answer = kv.submit(request).result(300)
-                    usage = answer.usage
-                    found.append(
-                        Turn(
-                            agent=name, number=number, ttft_s=answer.timing.ttft_s, cached=usage.cached_tokens,
-                            tokens=usage.input_tokens, text=answer.text,
-                        )
-                    )  # fmt: skip
-                    with kv.tool("pytest", expect_s=wait_s):
-                        time.sleep(wait_s if together else 0)
-                    messages += [
-                        Message(role="assistant", content=answer.text),
-                        Message(role="user", content=f"{number + 3} passed. Go on."),
-                    ]
-
-        threads = [threading.Thread(target=live, args=(name, wait_s)) for name, wait_s in AGENTS.items()]
-        for thread in threads:
-            thread.start()
-            if not together:
-                thread.join()
-        for thread in threads:
-            thread.join()
-        reach.close()
-        for receipt in reach.receipts():
-            if receipt.outcome is Outcome.FAILED:
-                print(receipt, file=sys.stderr)
-    return sorted(found, key=lambda turn: (turn.agent, turn.number))
-
-
-def warm(url: str, slots: int) -> None:
-    """Every slot holds the beginning that all prompts share, so that first calls compute the same rest everywhere."""
-    for slot in range(slots):
-        with openai.OpenAI(base_url=url, api_key="none") as client:
-            messages = [{"role": "user", "content": "You are zed. Rest."}]
-            client.chat.completions.create(model="m", messages=messages, max_tokens=1, extra_body={"id_slot": slot})
-
-
-def after_tools(turns: list[Turn]) -> list[Turn]:
-    """Calls whose context had been computed before."""
-    return [turn for turn in turns if turn.number > 0]
-
-
-def llamacpp(args) -> dict[str, object]:
-    """The whole section."""
-    if importlib.util.find_spec("xllamacpp") is None:
-        raise SystemExit("llama.cpp's server is missing: pip install xllamacpp")
-    sides = {"hints": (True, 0), "none": (False, 0), "ram": (False, 8192)}
-    turns: dict[str, list[Turn]] = {}
-    for name, (hints, ram_mib) in sides.items():
-        with server(ram_mib=ram_mib, threads=args.threads) as url:
-            warm(url, 2)
-            turns[name] = agents(url, hints=hints, notes=args.notes, turns=args.turns, together=True)
-        say(args, f"llama.cpp, {name}: " + ", ".join(f"{t.agent} {t.ttft_s:.2f} s" for t in after_tools(turns[name])))
-    with server(slots=3, threads=args.threads) as url:
-        warm(url, 3)
-        alone = agents(url, hints=False, notes=args.notes, turns=args.turns, together=False)
-    ttft_s = {name: median([turn.ttft_s for turn in after_tools(side)]) for name, side in turns.items()}
-    hinted = after_tools(turns["hints"])
-    return {
-        "llamacpp_ttft_ratio": ttft_s["hints"] / ttft_s["none"],
-        "llamacpp_ttft_ratio_ram": ttft_s["hints"] / ttft_s["ram"],
-        "llamacpp_identical": [turn.text for turn in turns["hints"]] == [turn.text for turn in alone],
-        "llamacpp_identical_unhinted": [turn.text for turn in turns["none"]] == [turn.text for turn in alone],
-        "llamacpp_cached_share": sum(turn.cached for turn in hinted) / sum(turn.tokens for turn in hinted),
-        "llamacpp_ttft_s": {name: round(value, 3) for name, value in ttft_s.items()},
-        "llamacpp_context_tokens": max(turn.tokens for turn in turns["hints"]),
-    }
+ENGINES = {"llamacpp": "engines_llamacpp", "dynamo": "engines_dynamo", "vllm": "engines_vllm"}
+"""Modules with a function of the section's name, and `missing()`, which says why it cannot run."""
 
 
 def dead_adapter(args) -> dict[str, object]:
@@ -199,6 +92,20 @@ def injection(args) -> dict[str, object]:
     return {"inject_us": spent[0] * 1e6, "inject_us_median": spent[250] * 1e6, "inject_body_bytes": len(content)}
 
 
+def engine(name: str, args: Any) -> dict[str, object]:
+    """The section of a real engine; why it is left out where that is not installed."""
+    try:
+        module = importlib.import_module(ENGINES[name])
+    except ModuleNotFoundError as error:
+        return {"left_out": {name: str(error)}}
+    why = getattr(module, "missing", str)()
+    if why:
+        say(args, f"{name}: left out: {why}")
+        return {"left_out": {name: why}}
+    result: dict[str, object] = getattr(module, name)(args)
+    return result
+
+
 def main() -> None:
     args = arguments(
         __doc__ or "",
@@ -209,22 +116,29 @@ def main() -> None:
             2,
             "threads of the server; one where others compute as well: its threads wait for each other in a loop",
         ),
-        only=(str, "", "one section: hosted, inject, dead, llamacpp"),
+        only=(str, "", f"one section: hosted, inject, dead, {', '.join(ENGINES)}"),
         trace=(str, "", "recorded waits for the hosted caches, in a format of docs/traces.md; without: made-up ones"),
         steps=(int, 20, "calls and tools of the loop beside a dead server"),
         tool_ms=(float, 50.0, "how long each of its tools takes"),
         repeats=(int, 7, "rounds of it"),
     )
-    sections = {
+    sections: dict[str, Callable[[], dict[str, object]]] = {
         "hosted": lambda: replay(args.trace),
         "inject": lambda: injection(args),
         "dead": lambda: dead_adapter(args),
-        "llamacpp": lambda: llamacpp(args),
     }
+    sections |= {name: partial(engine, name, args) for name in ENGINES}
+    if args.only and args.only not in sections:
+        raise SystemExit(f"there is no section {args.only!r}; there are {', '.join(sections)}")
     result: dict[str, object] = {}
+    left_out: dict[str, object] = {}
     for name, section in sections.items():
         if args.only in ("", name):
-            result |= section()
+            found = section()
+            left_out |= found.pop("left_out", {})  # type: ignore[call-overload]
+            result |= found
+    if left_out:
+        result["left_out"] = left_out
     emit(args, result)
 
 
