@@ -2,7 +2,9 @@
 
 Covers the choice between a short mark (5 minutes), a long one (1 hour) and none, and the decision to read a prefix once
 more just before it expires. Pure: prices are plain numbers (`budget/prices.py` has the list), waits are forecasts. Does
-not cover requests (`adapters/`). A read renews the prefix for its own time; a prefix whose mark changes is written anew.
+not cover requests (`adapters/`). A read renews the prefix for its own time. By the provider's published rule a request
+pays for reading what it hits, whatever its mark, and for writing only what lies beyond: so another mark costs nothing
+for the old prefix. `CachePrices(rewrites=True)` is for a provider that writes it anew.
 """
 
 from __future__ import annotations
@@ -17,8 +19,12 @@ from agentkv.errors import ConfigError
 
 Mark = Literal["none", "short", "long"]
 MARKS: tuple[Mark, ...] = ("none", "short", "long")
+KeepAlive = Literal["none", "renew", "lengthen"]
+"""What to do just before a prefix expires: let it, read it once more, or read it and write a little more under the long mark."""
 MOST_WINDOWS = 24
 """A prefix is not kept alive more often than this in a row."""
+LENGTHEN_SHARE = 0.003
+"""What a lengthening writes (the answer and a full stop), as a share of the prefix: some hundred tokens of a hundred thousand."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,6 +37,7 @@ class CachePrices:
     write_long: float
     short_s: float = 300.0
     long_s: float = 3600.0
+    rewrites: bool = False
 
     def __post_init__(self) -> None:
         prices = (self.input, self.read, self.write_short, self.write_long)
@@ -64,13 +71,15 @@ def choose_mark(
     live_mark: Mark = "none",
     growth_tokens: float = 0.0,
     calls_left: float = 1.0,
+    lengthens: bool = False,
 ) -> MarkChoice:
     """The mark for a request: `live_tokens` of its prompt are cached under `live_mark`, `new_tokens` are not.
 
     `waits`: what may follow this call (a tool, a person), each with its weight and forecast: which of them it will be is
-    not known when the mark is chosen, and is when a keep-alive is. Each mark costs its writing now, and at each of the
-    `calls_left` calls that are expected a read, or writing everything again where it is gone, the keep-alives that pay, and
-    writing `growth_tokens`. Another mark than the live one writes everything anew.
+    not known when the mark is chosen, and is when a keep-alive is. Each mark costs its writing now, and at the next call
+    a read, or writing everything again where it is gone, and the keep-alives that pay (`lengthens`: of both kinds).
+    Where another mark than the live one writes everything anew (`prices.rewrites`), the choice holds for the `calls_left`
+    calls that are expected, and each of them writes `growth_tokens`.
     """
     tokens = live_tokens + new_tokens
     total = sum(weight for weight, _ in waits)
@@ -78,10 +87,15 @@ def choose_mark(
         raise ConfigError("choose_mark needs a forecast with a weight > 0")
     costs: dict[Mark, float] = {}
     for mark in MARKS:
-        kept = live_tokens if mark == live_mark else 0
+        later = (
+            sum(weight * wait_cost(forecast, prices, mark, lengthens=lengthens) for weight, forecast in waits) / total
+        )
+        kept = live_tokens if mark == live_mark or not prices.rewrites else 0
         now = kept * prices.read + (tokens - kept) * prices.write(mark)
-        later = sum(weight * wait_cost(forecast, prices, mark) for weight, forecast in waits) / total
-        costs[mark] = (now + calls_left * (tokens * later + growth_tokens * prices.write(mark))) / 1e6
+        after = tokens * later
+        if prices.rewrites:
+            after = calls_left * (after + growth_tokens * prices.write(mark))
+        costs[mark] = (now + after) / 1e6
     best = min(MARKS, key=lambda mark: costs[mark])
     p90_s = max(forecast.quantile_s(0.9) for _, forecast in waits)
     told = ", ".join(f"{mark} {cost:.4g}" for mark, cost in costs.items())
@@ -90,40 +104,54 @@ def choose_mark(
     )
 
 
-def wait_cost(forecast: Forecast, prices: CachePrices, mark: Mark) -> float:
+def wait_cost(forecast: Forecast, prices: CachePrices, mark: Mark, *, lengthens: bool = False) -> float:
     """Expected price of one prefix token from now until the next call has read it, with keep-alives where they pay."""
-    again = prices.write_short if mark != "none" else prices.input
     if mark == "none":
-        return again * (1.0 - forecast.never)
+        return prices.input * (1.0 - forecast.never)
     within = forecast.probability_within(prices.lasts_s(mark))
-    return within * prices.read + (1.0 - within) * _expired(forecast, prices, mark)[1]
+    return within * prices.read + (1.0 - within) * _expired(forecast, prices, mark, lengthens=lengthens)[1]
+
+
+def keep_alive(
+    forecast: Forecast, prices: CachePrices, mark: Mark, *, elapsed_s: float, lengthens: bool = False
+) -> KeepAlive:
+    """What to do with the prefix now, just before it expires; the wait has lasted `elapsed_s`.
+
+    A read pays where the prefix is likely enough to be used before it expires again (or after further keep-alives that pay):
+    what is saved is writing it again instead of reading it. With `lengthens` one that ends in something new under the long
+    mark may pay instead: it lasts as long as that.
+    """
+    if mark == "none":
+        return "none"
+    return _expired(forecast.after(elapsed_s), prices, mark, first=0, lengthens=lengthens)[0]
 
 
 def keeps_alive(forecast: Forecast, prices: CachePrices, mark: Mark, *, elapsed_s: float) -> bool:
-    """Whether to read the prefix once more now, just before it expires; the wait has lasted `elapsed_s`.
-
-    It pays where the prefix is likely enough to be used before it expires again (or after further keep-alives that pay):
-    what is saved is writing it again instead of reading it.
-    """
-    if mark == "none":
-        return False
-    return _expired(forecast.after(elapsed_s), prices, mark, first=0)[0]
+    """Whether to read the prefix once more now; see `keep_alive`."""
+    return keep_alive(forecast, prices, mark, elapsed_s=elapsed_s) != "none"
 
 
-def _expired(forecast: Forecast, prices: CachePrices, mark: Mark, *, first: int = 1) -> tuple[bool, float]:
-    """At the end of window `first` of a wait that goes on: whether a keep-alive pays, and the cost from there."""
+def _expired(
+    forecast: Forecast, prices: CachePrices, mark: Mark, *, first: int = 1, lengthens: bool = False
+) -> tuple[KeepAlive, float]:
+    """At the end of window `first` of a wait that goes on: what pays best, and the cost from there."""
     lasts_s = prices.lasts_s(mark)
-    returns = 1.0 - forecast.never
-    alive = [1.0 - forecast.probability_within(lasts_s * k) for k in range(first, first + MOST_WINDOWS + 1)]
-    cost, pings = prices.write_short, False
-    for k in range(MOST_WINDOWS - 1, -1, -1):
-        left = alive[k]
+    jumps: dict[KeepAlive, int] = {"renew": 1}
+    if lengthens and mark == "short":
+        jumps["lengthen"] = max(1, int(prices.long_s / lasts_s))
+    windows = MOST_WINDOWS + max(jumps.values())
+    alive = [1.0 - forecast.probability_within(lasts_s * k) for k in range(first, first + windows + 1)]
+    costs: list[float] = [0.0] * (windows + 1)
+    chosen: KeepAlive = "none"
+    for k in range(windows, -1, -1):
+        left, chosen = alive[k], "none"
         if left <= 0:
-            cost, pings = 0.0, False
             continue
-        stop = prices.write_short * max(0.0, (left - (1.0 - returns)) / left)
-        ends = (left - alive[k + 1]) / left
-        ping = prices.read + ends * prices.read + (1.0 - ends) * cost
-        pings = ping < stop
-        cost = min(stop, ping)
-    return pings, cost
+        costs[k] = prices.write_short * max(0.0, (left - forecast.never) / left)
+        for deed, jump in jumps.items() if k < MOST_WINDOWS else ():
+            ends = (left - alive[k + jump]) / left
+            extra = LENGTHEN_SHARE * prices.write_long if deed == "lengthen" else 0.0
+            cost = prices.read + extra + ends * prices.read + (1.0 - ends) * costs[k + jump]
+            if cost < costs[k]:
+                costs[k], chosen = cost, deed
+    return chosen, costs[0]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -11,18 +12,19 @@ from hypothesis import strategies as st
 
 from agentkv.core.forecast import Forecast
 from agentkv.errors import ConfigError
-from agentkv.policy.hosted import CachePrices, choose_mark, keeps_alive, wait_cost
+from agentkv.policy.hosted import CachePrices, choose_mark, keep_alive, keeps_alive, wait_cost
 
 PRICES = CachePrices(input=3.0, read=0.3, write_short=3.75, write_long=6.0)
+REWRITES = replace(PRICES, rewrites=True)
 
 
 def waits(*seconds, n=100):
     return Forecast(remaining_s=tuple(sorted(float(s) for s in seconds)), n=n, source="history")
 
 
-def mark(*forecasts, live=0, new=50_000, live_mark="none", growth=1000.0, calls=20.0):
+def mark(*forecasts, live=0, new=50_000, live_mark="none", growth=1000.0, calls=20.0, prices=PRICES):
     return choose_mark(
-        [(1.0, forecast) for forecast in forecasts], PRICES, live_tokens=live, new_tokens=new, live_mark=live_mark,
+        [(1.0, forecast) for forecast in forecasts], prices, live_tokens=live, new_tokens=new, live_mark=live_mark,
         growth_tokens=growth, calls_left=calls,
     ).mark  # fmt: skip
 
@@ -33,8 +35,21 @@ def test_waits_of_seconds_are_worth_the_short_mark():
 
 
 def test_waits_of_half_an_hour_are_worth_the_long_mark():
-    """Six keep-alives each time, or writing again, are dearer than the premium."""
-    assert "long" == mark(waits(1500, 1800, 2100))
+    """Six keep-alives, or writing again, are dearer than the premium on what is new."""
+    assert "long" == mark(waits(1500, 1800, 2100), live=49_000, new=1000)
+    assert "long" == mark(waits(1500, 1800, 2100), prices=REWRITES)
+
+
+def test_a_first_prompt_is_kept_alive_rather_than_written_for_an_hour():
+    """The premium on all of it is dearer than six reads; later calls pay it on what they add only."""
+    assert "short" == mark(waits(1500, 1800, 2100))
+
+
+def test_another_mark_costs_nothing_for_what_is_live():
+    """By the published rule the hit is read whatever the mark is: from one call to the next it may change."""
+    for live_mark in ("short", "long"):
+        assert "long" == mark(waits(1500, 1800), live=99_500, new=500, live_mark=live_mark)
+        assert "short" == mark(waits(5, 20), live=99_500, new=500, live_mark=live_mark)
 
 
 def test_waits_of_a_day_are_worth_no_mark():
@@ -43,9 +58,10 @@ def test_waits_of_a_day_are_worth_no_mark():
 
 
 def test_a_live_prefix_is_not_written_anew_for_one_call():
-    """A switch writes everything; it must come in again over the calls that are left."""
-    assert "short" == mark(waits(350, 700), live=100_000, new=500, live_mark="short", calls=1.0)
-    assert "long" == mark(waits(1500, 1800, 2100), live=100_000, new=500, live_mark="short", calls=50.0)
+    """Where a switch writes everything, it must come in again over the calls that are left."""
+    there = {"live": 100_000, "new": 500, "live_mark": "short", "prices": REWRITES}
+    assert "short" == mark(waits(350, 700), calls=1.0, **there)
+    assert "long" == mark(waits(1500, 1800, 2100), calls=50.0, **there)
 
 
 def test_a_rare_person_does_not_change_the_mark_of_a_busy_agent():
@@ -74,6 +90,15 @@ def test_two_keep_alives_are_made_where_the_second_one_pays_for_the_first():
 def test_a_prefix_is_given_up_when_its_wait_has_outlived_what_pays():
     """What is known for certain to take an hour more is written again then: twelve reads cost about as much."""
     assert not keeps_alive(waits(300 + 13 * 300), PRICES, "short", elapsed_s=300.0)
+
+
+def test_one_longer_keep_alive_replaces_many():
+    """Half an hour more: six reads, or one with a little written for an hour. Five minutes more: a plain read."""
+    long, short = waits(2000, 2200), waits(400, 500)
+    assert "lengthen" == keep_alive(long, PRICES, "short", elapsed_s=300.0, lengthens=True)
+    assert "renew" == keep_alive(short, PRICES, "short", elapsed_s=300.0, lengthens=True)
+    assert "renew" == keep_alive(long, PRICES, "short", elapsed_s=300.0)
+    assert wait_cost(long, PRICES, "short", lengthens=True) < wait_cost(long, PRICES, "short")
 
 
 def test_nothing_is_kept_alive_that_was_never_written():
