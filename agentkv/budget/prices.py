@@ -19,6 +19,7 @@ from agentkv.core.usage import Usage
 
 _MILLION = Decimal(1_000_000)
 _HOUR_S = Decimal(3600)
+_MOST_FOUND = 1024
 _SNAPSHOT = re.compile(r"(.+?)[-@](\d{4})-?(\d{2})-?(\d{2})")
 _BEDROCK_VERSION = re.compile(r"-v\d+(:\d+)?$")
 _PREFIXES = {"anthropic": ("anthropic.",), "google": ("gemini/", "models/")}
@@ -136,12 +137,22 @@ class PriceTable:
         for price in self.prices:
             for name in (price.model, *price.aliases):
                 self._by_name[name] = price
+        self._found: dict[str, Price | None] = {}
 
     def find(self, model: str) -> Price | None:
         """The row of `model`: by its exact name, its provider's prefix, or as a dated snapshot; None for all else.
 
         Never a guess: another size, a fine-tune or a name that only looks similar has no price.
         """
+        try:
+            return self._found[model]
+        except KeyError:
+            if len(self._found) >= _MOST_FOUND:
+                self._found.clear()
+            found = self._found[model] = self._search(model)
+            return found
+
+    def _search(self, model: str) -> Price | None:
         model = model.strip()
         known = self._named(model)
         if known is not None:

@@ -125,6 +125,15 @@ def test_other_names_have_no_price(asked):
     assert Cost(usd=None) == table.cost(asked, MIXED)
 
 
+def test_names_without_end_are_not_kept_for_ever():
+    """What was looked for is remembered, of the last names only; the answers stay the same."""
+    table = load_prices()
+    for number in range(3000):
+        assert table.find(f"model-{number}") is None
+    assert table.find("gpt-5") is table.find("openai/gpt-5")
+    assert len(table._found) <= 1024
+
+
 def test_own_rows_replace_and_join(table_of):
     """A user's prices come first; the rest of the table stays."""
     table = table_of(
