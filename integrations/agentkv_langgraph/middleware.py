@@ -54,6 +54,7 @@ class AgentKVMiddleware(AgentMiddleware):
     ) -> None:
         super().__init__()
         self._kv = kv
+        self._callback = callback_of(kv)
         self._endpoints = Endpoints(hints or {})
         self._wrappers = tool_wrappers(kv, slim=slim)
         number = next(_numbers)
@@ -113,7 +114,7 @@ class AgentKVMiddleware(AgentMiddleware):
     def _billed(self) -> Generator[None]:
         """Inside, model calls are heard by this AgentKV's callback; once, where it hears them already."""
         config = var_child_runnable_config.get()
-        ours = callback_of(self._kv)
+        ours = self._callback
         known = (config or {}).get("callbacks")
         heard = known.handlers if isinstance(known, BaseCallbackManager) else known or ()
         if any(one is ours for one in heard):
