@@ -10,9 +10,10 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Mapping
 from decimal import Decimal
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from agentkv.budget.amounts import RETRY, affordable, caps_of, is_near, rounded, spent
+from agentkv.budget.amounts import OTHERS, RETRY, affordable, caps_of, exceeded, is_near, rounded, spent
 from agentkv.budget.limits import LIMITS, ZERO, Budget, Spent, granted
 from agentkv.budget.line import Line
 from agentkv.budget.reservation import Both, Reservation, again, spent_of
@@ -121,12 +122,6 @@ class Account:
         with self._purse as tally:
             return spent(tally.held)
 
-    @property
-    def left_tokens(self) -> int | None:
-        """Tokens that a new call may still reserve; None without a limit."""
-        tokens: int | None = self.left().get("tokens")
-        return tokens
-
     def left(self) -> dict[str, Any]:
         """What is left of each limit that there is, by name; money as a Decimal."""
         with self._purse as tally:
@@ -153,9 +148,9 @@ class Account:
         if tokens < 0 or calls < 1 or usd < 0:
             raise ConfigError(f"reserve(tokens={tokens}, calls={calls}, usd={usd}): at least 0, 1 and 0 are needed")
         self._check_stopped()
-        self._check_line(CALLS, priority)
         asked = Spent(tokens=tokens, model_calls=calls, usd=usd, device_seconds=self._longest_s)
         with self._purse as tally:
+            self._check_line(tally, CALLS, priority)
             try:
                 self._fit(tally, asked)
             except BudgetExceeded:
@@ -221,13 +216,21 @@ class Account:
 
     def _line(self, name: str) -> Line:
         with self._lock:
-            return self._lines.setdefault(name, Line())
+            line = self._lines.get(name)
+            if line is None:
+                line = self._lines[name] = Line(partial(self._purse.join, name), self._purse.left)
+            return line
 
-    def _check_line(self, name: str, priority: int = 0) -> None:
-        """A newcomer waits behind those that wait already, even if it would fit."""
+    def _check_line(self, tally: Tally, name: str, priority: int = 0) -> None:
+        """A newcomer waits behind those that wait already, here or in another process, even if it would fit."""
+        if tally.limits.on_exceeded != "queue":
+            return
         line = self._lines.get(name)
-        if line and self.budget.on_exceeded == "queue" and (refused := line.ahead_of(priority)) is not None:
+        if line and (refused := line.ahead_of(priority)) is not None:
             raise again(refused, f" {len(line):,} wait for that already.")
+        if self._purse.is_behind(name, priority, line.key if line is not None else ""):
+            limit = next(one for one in LIMITS if tally.limits.limit(one) is not None or one == LIMITS[-1])
+            raise exceeded(self.task, limit, tally.limits.limit(limit) or 0, self._taken(tally, limit), 0, first=OTHERS)
 
     def spend(self, usage: Usage, *, usd: Decimal | None = None, device_seconds: float = 0.0) -> None:
         """Count a call that has happened without a reservation (somebody else's client made it). Never raises: the
@@ -241,9 +244,9 @@ class Account:
     def tool_call(self, calls: int = 1) -> None:
         """Count tool calls that start now. Raises BudgetExceeded, with nothing counted, if they are too many."""
         self._check_stopped()
-        self._check_line(TOOLS)
         asked = Spent(tool_calls=calls)
         with self._purse as tally:
+            self._check_line(tally, TOOLS)
             self._fit(tally, asked)
             tally.used.add(asked)
 
@@ -266,12 +269,12 @@ class Account:
         Raises BudgetExceeded, with nothing counted, beyond `limit` or, for "retry", beyond the budget's `retries`.
         """
         self._check_stopped()
-        self._check_line(ROUNDS + kind)
         with self._purse as tally:
+            self._check_line(tally, ROUNDS + kind)
             used = tally.loops.get(kind, 0)
             for name, allowed in caps_of(tally, kind, limit):
                 if used + rounds > allowed:
-                    raise self._exceeded(name, allowed, used, rounds)
+                    raise exceeded(self.task, name, allowed, used, rounds)
             tally.loops[kind] = used + rounds
             return used + rounds
 
@@ -355,7 +358,7 @@ class Account:
     def _fit(self, tally: Tally, asked: Spent) -> None:
         limits = tally.limits.plus(tally.grants) if tally.grants else tally.limits
         if limits.seconds is not None and self._age_s(tally) >= limits.seconds:
-            raise self._exceeded("seconds", limits.seconds, round(self._age_s(tally), 3), 0)
+            raise exceeded(self.task, "seconds", limits.seconds, round(self._age_s(tally), 3), 0)
         if asked.model_calls:
             if limits.tokens is not None:
                 self._fits(tally, "tokens", limits.tokens, max(asked.tokens, 1))
@@ -366,8 +369,12 @@ class Account:
             if limits.device_seconds is not None:
                 taken = self._taken(tally, "device_seconds")
                 if taken >= limits.device_seconds or taken + asked.device_seconds > limits.device_seconds:
-                    raise self._exceeded(
-                        "device_seconds", limits.device_seconds, round(taken, 3), round(asked.device_seconds, 3)
+                    raise exceeded(
+                        self.task,
+                        "device_seconds",
+                        limits.device_seconds,
+                        round(taken, 3),
+                        round(asked.device_seconds, 3),
                     )
         if asked.tool_calls and limits.tool_calls is not None:
             self._fits(tally, "tool_calls", limits.tool_calls, asked.tool_calls)
@@ -375,15 +382,7 @@ class Account:
     def _fits(self, tally: Tally, name: str, allowed: Any, asked: Any) -> None:
         taken = self._taken(tally, name)
         if taken + asked > allowed:
-            raise self._exceeded(name, allowed, taken, asked)
-
-    def _exceeded(self, limit: str, allowed: Any, used: Any, asked: Any) -> BudgetExceeded:
-        step = f", the next step asks for {asked:,}" if asked else ""
-        return BudgetExceeded(
-            f"task {self.task!r:.200} may spend {allowed:,} {limit}: {used:,} are used or reserved{step}. "
-            f"Give it a larger Budget({limit}=...){', or ask for less (max_tokens)' if limit in ('tokens', 'usd') else ''}.",
-            task=self.task, limit=limit, allowed=allowed, used=used, asked=asked,
-        )  # fmt: skip
+            raise exceeded(self.task, name, allowed, taken, asked)
 
     def settle(self, key: str, used: Spent) -> None:
         """`key` is no longer set aside, and `used` is spent; never raises. With a key that is gone nothing is spent

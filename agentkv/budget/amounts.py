@@ -12,9 +12,21 @@ from typing import Any
 
 from agentkv.budget.limits import Spent
 from agentkv.budget.tally import Sums, Tally
+from agentkv.errors import BudgetExceeded
 
+OTHERS = "others wait in front of it: "
 RETRY = "retry"
 """The kind of loop that a budget's `retries` caps."""
+
+
+def exceeded(task: str, limit: str, allowed: Any, used: Any, asked: Any, *, first: str = "") -> BudgetExceeded:
+    """The refusal of a step, with the numbers and what to do; `first` is why it would not be its turn."""
+    step = f", the next step asks for {asked:,}" if asked else ""
+    return BudgetExceeded(
+        f"{first}task {task!r:.200} may spend {allowed:,} {limit}: {used:,} are used or reserved{step}. "
+        f"Give it a larger Budget({limit}=...){', or ask for less (max_tokens)' if limit in ('tokens', 'usd') else ''}.",
+        task=task, limit=limit, allowed=allowed, used=used, asked=asked,
+    )  # fmt: skip
 
 
 def caps_of(tally: Tally, kind: str, limit: int | None) -> list[tuple[str, int]]:

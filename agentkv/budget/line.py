@@ -15,7 +15,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from agentkv.budget.reservation import again
-from agentkv.errors import BudgetExceeded
+from agentkv.errors import BudgetExceeded, LedgerError
+from agentkv.log import failed
 
 _MAX_FLOWS = 4096
 _LOOK_S = 0.25
@@ -29,18 +30,21 @@ class Turn:
     turn: float
     number: int
     refused: BudgetExceeded
+    key: str = ""
 
 
 class Line:
     """Those that wait, in order. Thread-safe."""
 
-    def __init__(self) -> None:
+    def __init__(self, join: Callable[[int], str], left: Callable[[str], None]) -> None:
+        """`join(priority)` tells other processes that one more waits, `left(key)` that it does not any more."""
+        self._join, self._left = join, left
         self._changed = threading.Condition()
         self._waiting: list[Turn] = []
         self._turns: OrderedDict[str, float] = OrderedDict()
         self._turn = 0.0
         self._number = 0
-        self._serving: set[int] = set()  # threads whose turn it is
+        self._serving: dict[int, Turn] = {}  # threads whose turn it is
 
     def __len__(self) -> int:
         return len(self._waiting)
@@ -49,8 +53,7 @@ class Line:
         """For what the front waits, if a newcomer of this priority has to wait behind it; never for the front itself."""
         if not self._waiting or threading.get_ident() in self._serving:
             return None
-        with self._changed:
-            front = self._front()
+        front = self._front()  # without the lock: whoever asks holds the tally, and who joins may want that too
         return front.refused if front is not None and front.priority >= priority else None
 
     def wait(
@@ -78,7 +81,7 @@ class Line:
                 if not self._is_front(mine, min(left_s, _LOOK_S)):
                     continue
                 try:
-                    with self._served():
+                    with self._served(mine):
                         return step()
                 except BudgetExceeded as error:
                     if error.task != refused.task:
@@ -86,6 +89,12 @@ class Line:
                     mine.refused = error
                 pause(max(0.0, min(deadline_s - time.monotonic(), _LOOK_S)))
         return None
+
+    @property
+    def key(self) -> str:
+        """What other processes know the one by whose turn it is on this thread; "" for a newcomer."""
+        turn = self._serving.get(threading.get_ident())
+        return "" if turn is None else turn.key
 
     @contextmanager
     def _joined(self, refused: BudgetExceeded, *, priority: int, flow: str) -> Generator[Turn]:
@@ -98,6 +107,7 @@ class Line:
                 self._turns.popitem(last=False)
             self._number += 1
             mine = Turn(priority=priority, turn=turn, number=self._number, refused=refused)
+            mine.key = self._join(priority)  # under the lock: the order among processes is the same
             self._waiting.append(mine)
         try:
             yield mine
@@ -106,6 +116,10 @@ class Line:
                 self._waiting.remove(mine)
                 self._turn = max(self._turn, mine.turn - 1.0)
                 self._changed.notify_all()
+            try:
+                self._left(mine.key)
+            except LedgerError as error:  # it lapses
+                failed("budget_wait_left_later", error=str(error))
 
     def _is_front(self, mine: Turn, timeout_s: float) -> bool:
         """Whether `mine` is next by then."""
@@ -113,13 +127,13 @@ class Line:
             return self._changed.wait_for(lambda: self._front() is mine, timeout_s)
 
     @contextmanager
-    def _served(self) -> Generator[None]:
+    def _served(self, mine: Turn) -> Generator[None]:
         """Inside, this thread is the front's."""
-        self._serving.add(threading.get_ident())
+        self._serving[threading.get_ident()] = mine
         try:
             yield
         finally:
-            self._serving.discard(threading.get_ident())
+            self._serving.pop(threading.get_ident(), None)
 
     def _front(self) -> Turn | None:
-        return min(self._waiting, key=lambda one: (-one.priority, one.turn, one.number), default=None)
+        return min(tuple(self._waiting), key=lambda one: (-one.priority, one.turn, one.number), default=None)

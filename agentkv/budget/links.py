@@ -28,6 +28,10 @@ _TABLES = (
         amount TEXT NOT NULL)""",
     "CREATE INDEX IF NOT EXISTS agentkv_budget_hold_of ON agentkv_budget_hold (digest, until_ms)",
     "CREATE INDEX IF NOT EXISTS agentkv_budget_hold_by ON agentkv_budget_hold (owner)",
+    """CREATE TABLE IF NOT EXISTS agentkv_budget_wait (
+        id VARCHAR(64) PRIMARY KEY, digest VARCHAR(32) NOT NULL, line TEXT NOT NULL, owner VARCHAR(32) NOT NULL,
+        until_ms BIGINT NOT NULL, priority INTEGER NOT NULL, since_ms BIGINT NOT NULL)""",
+    "CREATE INDEX IF NOT EXISTS agentkv_budget_wait_of ON agentkv_budget_wait (digest)",
 )
 
 

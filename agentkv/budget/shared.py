@@ -12,20 +12,19 @@ clock: for SQLite that is the time since the machine was started, which no perso
 from __future__ import annotations
 
 import itertools
-import json
 import os
 import threading
 import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict
-from decimal import Decimal
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from agentkv.budget.limits import Budget, Spent, granted
+from agentkv.budget import tallytext
+from agentkv.budget.limits import Budget, Spent
 from agentkv.budget.links import WAIT_S, Link, linked, told
-from agentkv.budget.tally import Sums, Tally
+from agentkv.budget.tally import Tally
+from agentkv.budget.waits import Waits
 from agentkv.errors import LedgerError
 from agentkv.log import count, failed
 
@@ -111,6 +110,11 @@ class SharedPurses:
         return self._link.now_ms() if self._own_now_ms is None else self._own_now_ms()
 
     @property
+    def owner(self) -> str:
+        """This process, in the tables."""
+        return self._owner
+
+    @property
     def row_lock(self) -> str:
         """What a SELECT of a task's row ends in."""
         return "" if self._link is None else self._link.row_lock
@@ -169,7 +173,8 @@ class SharedPurses:
             well = False
             try:
                 until_ms = self.now_ms() + self._lease_ms
-                self.run("UPDATE agentkv_budget_hold SET until_ms = :until WHERE owner = :owner", until=until_ms, owner=self._owner)  # fmt: skip
+                for table in ("hold", "wait"):
+                    self.run(f"UPDATE agentkv_budget_{table} SET until_ms = :until WHERE owner = :owner", until=until_ms, owner=self._owner)  # noqa: S608  # fmt: skip
                 well = True
             finally:
                 self.end(well=well)
@@ -193,7 +198,7 @@ class SharedPurses:
         )
         if rows:
             count("budget_leases_lapsed")
-        return [_spent_of(row[0]) for row in rows]
+        return [tallytext.spent_of(row[0]) for row in rows]
 
     def _keep(self) -> None:
         while not self._closed:
@@ -231,6 +236,7 @@ class SharedPurse:
         self._now_ms = 0
         self._added: list[str] = []
         self._removed: list[str] = []
+        self._waits = Waits(purses, self._digest)
 
     def __enter__(self) -> Tally:
         self._purses.begin(WAIT_S)
@@ -252,14 +258,14 @@ class SharedPurse:
             purses.run(
                 "INSERT INTO agentkv_budget (digest, task, limits, sums, age_ms, seen_ms) "
                 "VALUES (:digest, :task, :limits, :sums, 0, :now) ON CONFLICT (digest) DO NOTHING",
-                digest=self._digest, task=self._task, limits=_limits_text(tally), sums=_sums_text(tally), now=self._now_ms,
+                digest=self._digest, task=self._task, limits=tallytext.limits_text(tally), sums=tallytext.sums_text(tally), now=self._now_ms,
             )  # fmt: skip
             rows = purses.run(query, digest=self._digest)
         limits_text, sums_text, age_ms, seen_ms = rows[0]
         if limits_text != self._limits_text:
-            self._limits = _limits_of(limits_text)
+            self._limits = tallytext.limits_of(limits_text)
             self._limits_text = limits_text
-        used, held, loops = _sums_of(sums_text)
+        used, held, loops = tallytext.sums_of(sums_text)
         age_s = (age_ms + max(0, self._now_ms - seen_ms)) / 1000
         limits, grants = self._limits
         self._tally = Tally(
@@ -298,8 +304,8 @@ class SharedPurse:
         if tally.limits is self._limits[0] and tally.grants == self._limits[1]:
             limits_text = self._read[0]
         else:
-            limits_text = _limits_text(tally)
-        sums_text = _sums_text(tally)
+            limits_text = tallytext.limits_text(tally)
+        sums_text = tallytext.sums_text(tally)
         if (limits_text, sums_text) == self._read:
             return
         self._purses.run(
@@ -313,7 +319,7 @@ class SharedPurse:
         self._purses.run(
             "INSERT INTO agentkv_budget_hold (id, digest, owner, until_ms, amount) "
             "VALUES (:id, :digest, :owner, :until, :amount)",
-            id=key, digest=self._digest, owner=owner, until=until_ms, amount=_spent_text(amount),
+            id=key, digest=self._digest, owner=owner, until=until_ms, amount=tallytext.spent_text(amount),
         )  # fmt: skip
         self._tally.held.add(amount)
         return key
@@ -323,7 +329,7 @@ class SharedPurse:
         self._removed.append(key)
         if not rows:
             return None
-        amount = _spent_of(rows[0][0])
+        amount = tallytext.spent_of(rows[0][0])
         self._tally.held.take(amount)
         return amount
 
@@ -337,7 +343,21 @@ class SharedPurse:
         rows = self._purses.run(
             "SELECT id, amount FROM agentkv_budget_hold WHERE digest = :digest", digest=self._digest
         )
-        return {key: _spent_of(text) for key, text in rows}
+        return {key: tallytext.spent_of(text) for key, text in rows}
+
+    def join(self, line: str, priority: int) -> str:
+        with self:
+            key = self._waits.join(line, priority)
+            self._added.append(key)
+            return key
+
+    def left(self, key: str) -> None:
+        with self:
+            self._waits.left(key)
+            self._removed.append(key)
+
+    def is_behind(self, line: str, priority: int, key: str) -> bool:
+        return self._waits.are_ahead(line, priority, key)
 
     def wait(self, timeout_s: float) -> None:
         """Nobody tells of other processes: look again soon."""
@@ -345,50 +365,3 @@ class SharedPurse:
 
     def later(self, key: str, used: Spent) -> None:
         self._purses.later(self, key, used)
-
-
-def _plain(value: object) -> str:
-    if isinstance(value, Decimal):
-        return str(value)
-    raise TypeError(f"{type(value).__name__} is no amount")
-
-
-_encode = json.JSONEncoder(separators=(",", ":"), default=_plain).encode
-
-
-def _sums_text(tally: Tally) -> str:
-    return _encode([_row(tally.used), _row(tally.held), tally.loops])
-
-
-def _row(sums: Sums) -> list[Any]:
-    return [sums.tokens, str(sums.usd), sums.model_calls, sums.tool_calls, sums.device_seconds]
-
-
-def _sums_of(text: str) -> tuple[Sums, Sums, dict[str, int]]:
-    used, held, loops = json.loads(text)
-    return _sums(used), _sums(held), loops
-
-
-def _sums(row: list[Any]) -> Sums:
-    tokens, usd, calls, tools, device_s = row
-    return Sums(tokens=tokens, usd=Decimal(usd), model_calls=calls, tool_calls=tools, device_seconds=device_s)
-
-
-def _limits_text(tally: Tally) -> str:
-    return _encode([tally.limits.to_json(), tally.grants])
-
-
-def _limits_of(text: str) -> tuple[Budget, dict[str, Any]]:
-    limits, grants = json.loads(text)
-    return Budget(**limits), granted(grants)
-
-
-def _spent_text(amount: Spent) -> str:
-    return _encode({name: value for name, value in asdict(amount).items() if value})
-
-
-def _spent_of(text: str) -> Spent:
-    body = json.loads(text)
-    if "usd" in body:
-        body["usd"] = Decimal(body["usd"])
-    return Spent(**body)

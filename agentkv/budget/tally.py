@@ -80,6 +80,18 @@ class Purse(Protocol):
         """What is set aside, by key."""
         ...
 
+    def join(self, line: str, priority: int) -> str:
+        """Outside only: tell other processes that one more waits; its key. Raises LedgerError."""
+        ...
+
+    def left(self, key: str) -> None:
+        """Outside only: it does not wait any more."""
+        ...
+
+    def is_behind(self, line: str, priority: int, key: str) -> bool:
+        """Inside only: whether somebody in another process is before it (`key` "" for a newcomer)."""
+        ...
+
     def wait(self, timeout_s: float) -> None:
         """Outside only: wait for something to be given back, for about so long at most; may return early."""
         ...
@@ -126,6 +138,15 @@ class LocalPurse:
 
     def amounts(self) -> Mapping[str, Spent]:
         return self._open
+
+    def join(self, line: str, priority: int) -> str:  # noqa: ARG002  the protocol
+        return ""
+
+    def left(self, key: str) -> None:
+        """There are no other processes."""
+
+    def is_behind(self, line: str, priority: int, key: str) -> bool:  # noqa: ARG002  the protocol
+        return False
 
     def wait(self, timeout_s: float) -> None:
         with self._freed:
