@@ -78,7 +78,7 @@ def diagnose(bill: Bill) -> Diagnosis:
     first = walls[0] if walls[0].height >= 1 else None
     steps = _dearest(bill, by_time=first is not None and first.name in _OF_TIME)
     return Diagnosis(
-        wall="" if first is None else first.name, walls=walls, steps=steps, text=_text(walls, first, steps)
+        wall="" if first is None else first.name, walls=walls, steps=steps, text=_text(bill, walls, first, steps)
     )
 
 
@@ -246,18 +246,23 @@ def _tool_step(number: int, tool: ToolCallFact) -> Step:
     )
 
 
-def _text(walls: Sequence[Wall], first: Wall | None, steps: Sequence[Step]) -> str:
+def _text(bill: Bill, walls: Sequence[Wall], first: Wall | None, steps: Sequence[Step]) -> str:
     highest = walls[0]
-    if first is None:
+    if first is not None:
+        told = f"This task meets the wall of {first.name} first: {first.figures}."
+        others = [wall for wall in walls[1:] if wall.height >= 1]
+        if others:
+            told += " Then: " + "; ".join(f"{wall.name} ({_percent(wall.share)})" for wall in others) + "."
+    elif highest.share:
         told = (
             f"No wall stands out. Nearest is {highest.name} ({_percent(highest.share)} where "
             f"{_percent(highest.threshold)} would count): {highest.figures}."
         )
     else:
-        told = f"This task meets the wall of {first.name} first: {first.figures}."
-        others = [wall for wall in walls[1:] if wall.height >= 1]
-        if others:
-            told += " Then: " + "; ".join(f"{wall.name} ({_percent(wall.share)})" for wall in others) + "."
+        shares = bill.split.shares()
+        name = "long context" if shares["context"] > shares["inference"] else "long chain"
+        ahead = next(wall for wall in walls if wall.name == name)
+        told = f"No wall stands out. Going on like this, {name} would be the first: {ahead.figures}."
     dearest = "; ".join(f"{_called(step)}: {step.figures}" for step in steps)
     told += f" Dearest: {dearest}." if steps else ""
     return told + (f" What to do: {first.advice}." if first is not None else "")

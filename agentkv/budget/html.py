@@ -106,7 +106,7 @@ def _cards(bill: Bill) -> str:
         ("output", f"{usage.output_tokens:,}", f"{bill.visible_tokens:,} reached the user{reasoning}"),
         ("KV hit rate", _percent(bill.hit_rate), tiers),
         ("effective token ratio", _percent(bill.effective_token_ratio), "reached the user / all"),
-        ("effective utilisation", _percent(bill.effective_utilisation), f"of {format_seconds(bill.work.device_s)} device time"),
+        ("effective utilisation", _percent(bill.effective_utilisation), _device(bill)),
         ("peak context", f"{bill.peak_context_tokens:,}", f"mean {bill.mean_context_tokens:,.0f} tokens"),
         ("tools", format_seconds(bill.spans.tools_s), f"{len(bill.tools):,} call{'' if len(bill.tools) == 1 else 's'}, {_predicted(bill)}"),
         ("stall", paid, f"{format_seconds(bill.stalls.hidden_s)} hidden behind tools"),
@@ -117,6 +117,12 @@ def _cards(bill: Bill) -> str:
             f'<div class="card"><span>{n}</span><b>{_text(v)}</b><span>{_text(s)}</span></div>' for n, v, s in cards
         )
         + "</section>"
+    )
+
+
+def _device(bill: Bill) -> str:
+    return (
+        f"of {format_seconds(bill.work.device_s)} device time" if bill.work.device_s else "no device of ours was used"
     )
 
 

@@ -43,11 +43,15 @@ KINDS = {
 
 @pytest.mark.parametrize("wall", KINDS)
 def test_each_kind_of_bill_meets_its_own_wall(wall):
-    """The name, and what to do; with none, the nearest is named and no advice given."""
+    """The name, and what to do; with none, the one that would come first is named and no advice given."""
     found = Bill.from_facts("t", KINDS[wall]).diagnosis
     assert wall == found.wall
     assert ("What to do: " in found.text) is bool(wall)
-    assert (f"the wall of {wall} first" if wall else "No wall stands out. Nearest is") in found.text
+    assert (
+        f"the wall of {wall} first"
+        if wall
+        else "No wall stands out. Going on like this, long chain would be the first: 98 % of"
+    ) in found.text
 
 
 def test_every_rule_has_a_bill_that_meets_it():
@@ -60,6 +64,14 @@ def test_a_short_task_has_neither_wall():
     """Below eight calls neither a chain nor a context is long."""
     assert "long" not in Bill.from_facts("t", growing(FEW_CALLS - 1)).diagnosis.wall
     assert "long context" == Bill.from_facts("t", growing(FEW_CALLS)).diagnosis.wall
+
+
+def test_without_a_wall_the_nearest_is_named_with_its_figures():
+    """Some of its measure is there, and not enough."""
+    facts = [call(fresh=1000), ContextFact(task="t", event="break", cause="clock", before_tokens=99)]
+    assert "No wall stands out. Nearest is prefix breaks (10 % where 10 % would count): 99 of 1,000" in (
+        Bill.from_facts("t", facts).diagnosis.text
+    )
 
 
 def test_a_wall_needs_its_threshold():
