@@ -136,9 +136,9 @@ def same_tokens(model: LoadedModel, hf: Any) -> bool:
 def main() -> None:
     args = arguments(__doc__ or "", repeats=(int, 5, "rounds"))
     from agentkv.engine.local.convert import cache_folder
-    from agentkv.engine.local.loader import _folder
+    from agentkv.engine.local.loader import folder_of
 
-    folder = Path(_folder("smollm2-135m", lambda _line: None))
+    folder = Path(folder_of("smollm2-135m", lambda _line: None))
     assert folder.is_relative_to(cache_folder())
     say(args, "fp32 tokens ...")
     exact = loaded("float32")

