@@ -29,6 +29,17 @@ class Host(Protocol):
         """
         ...
 
+    def wrap_tool(self, tool: Any, owner: Any, options: Any) -> Any:
+        """A copy of the framework's own tool object whose calls are told to `owner`; None for what is no such object.
+
+        `options.scope(owner, name, args, call_id)` opens the scope of a call. Functions are the runtime's own business.
+        """
+        ...
+
+    def alive(self) -> None:
+        """A tool that runs here told its progress: the framework may put off a time-out for silence."""
+        ...
+
     def attach(self, graph: Any, runtime: Any) -> Any:
         """`graph` with hints and bill from the framework's callbacks alone."""
         ...

@@ -31,9 +31,9 @@ _DECLARED_SHAPE = math.log(81) / math.log(4)
 _LOG_EDGES = np.log(np.asarray(EDGES_S))
 _LEVELS = np.asarray(LEVELS)
 _ONES = np.ones(BINS)
-_SURVIVED = list(np.stack([np.tri(BINS + 1, BINS, -1), np.zeros((BINS + 1, BINS))], axis=1))
+_SURVIVED: list[Table] = list(np.stack([np.tri(BINS + 1, BINS, -1), np.zeros((BINS + 1, BINS))], axis=1))
 """47 of [2, 46]: what a call adds that survived bins 0..last-1 and was lost sight of."""
-_ENDED = list(np.stack([np.tri(BINS), np.eye(BINS)], axis=1))
+_ENDED: list[Table] = list(np.stack([np.tri(BINS), np.eye(BINS)], axis=1))
 """46 of [2, 46]: what a call adds that ended in bin `last`."""
 
 

@@ -53,7 +53,7 @@ class ToolDesk:
         self.caller = caller
         self.session_of = last_session
         self.is_control_flow = host.is_control_flow
-        self._alive: Callable[[], None] | None = getattr(host, "alive", None)
+        self._alive = host.alive
         self._attempts: OrderedDict[tuple[str, str], int] = OrderedDict()
         self._lock = threading.Lock()
         self._waits = waits
@@ -99,8 +99,7 @@ class ToolDesk:
         if scope.started_s is None or scope.progress_share is None:
             return
         try:
-            if self._alive is not None:
-                self._alive()
+            self._alive()
             elapsed_s = self._clock.now_s() - scope.started_s
             forecast = progress_forecast(elapsed_s, scope.progress_share, scope.forecast)
             if forecast is None:

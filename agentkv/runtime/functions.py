@@ -119,8 +119,7 @@ class Options:
 def _decorated(owner: Tells, fn: Any, options: Options) -> Any:
     kind = _kind_of(fn)
     if kind is None:
-        wrap_tool = getattr(owner.host, "wrap_tool", None)
-        wrapped = None if wrap_tool is None else wrap_tool(fn, owner, options)
+        wrapped = owner.host.wrap_tool(fn, owner, options)
         if wrapped is None:
             raise ConfigError(
                 f"tool_function needs a function or a tool of {owner.host.name}, not a {type(fn).__name__}; "

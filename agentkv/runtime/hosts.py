@@ -28,6 +28,11 @@ class PlainHost:
     def wrap_node(self, fn: Callable[..., Any], enter: Enter, leave: Leave) -> Any:
         return wrap_callable(fn, enter, leave)
 
+    def wrap_tool(self, tool: Any, owner: Any, options: Any) -> Any:  # noqa: ARG002  the protocol
+        return None
+
+    def alive(self) -> None: ...
+
     def attach(self, graph: Any, runtime: Any) -> Any:  # noqa: ARG002  the protocol
         raise ConfigError(f"no framework that knows a {type(graph).__name__} is installed; install langgraph")
 

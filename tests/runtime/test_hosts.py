@@ -6,7 +6,9 @@ import functools
 import inspect
 
 import pytest
+from agentkv_langgraph import LangGraphHost
 
+from agentkv.core.host import Host
 from agentkv.runtime.hosts import PlainHost
 
 
@@ -131,3 +133,22 @@ def test_an_exception_passes_as_the_same_object():
         watch.wrap(broken)(1)
     assert error is caught.value
     assert watch.seen == ["enter", ("token", "KeyError")]
+
+
+@pytest.mark.parametrize("make", [PlainHost, LangGraphHost])
+def test_each_host_has_what_the_protocol_names_and_nothing_else(make):
+    """With the same parameters, so that a new framework's host is written from the protocol alone."""
+
+    def of(one):
+        functions = {name: value for name, value in vars(one).items() if inspect.isfunction(value) and name[0] != "_"}
+        return {name: list(inspect.signature(value).parameters) for name, value in functions.items()}
+
+    assert of(Host) == of(make)
+    assert isinstance(make().name, str)
+
+
+def test_a_host_of_no_framework_knows_no_tools_of_one_and_nobody_to_keep_awake():
+    """What it is asked about is passed on or ignored."""
+    host = PlainHost()
+    assert host.wrap_tool(object(), None, None) is None
+    assert host.alive() is None
