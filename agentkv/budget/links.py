@@ -86,7 +86,7 @@ class _SqliteLink:
             self._connection.execute("ROLLBACK")
 
     def now_ms(self) -> int:
-        return _since_boot_ms()
+        return since_boot_ms()
 
     def close(self) -> None:
         self._connection.close()
@@ -148,6 +148,7 @@ def told(error: BaseException, name: str) -> BaseException:
     return error
 
 
-def _since_boot_ms() -> int:
+def since_boot_ms() -> int:
+    """The time since the machine was started, which nobody moves."""
     clock = getattr(time, "CLOCK_BOOTTIME", None)
     return (time.monotonic_ns() if clock is None else time.clock_gettime_ns(clock)) // 1_000_000

@@ -15,6 +15,7 @@ import sqlalchemy as sa
 from sqlalchemy.exc import SQLAlchemyError
 
 from agentkv.budget import sqlite
+from agentkv.budget.accounts import forget_accounts
 from agentkv.budget.bill import Bill
 from agentkv.budget.codec import facts_from_rows
 from agentkv.budget.database import Database
@@ -60,6 +61,7 @@ def prune(database: Database, *, older_than_s: float, keep_bills: bool = False, 
             some = ids[start : start + _TASKS_AT_ONCE]
             gone_tasks, gone_facts = _forget(database, some, before_ms=before_ms, keep_bills=keep_bills)
             tasks, facts = tasks + gone_tasks, facts + gone_facts
+        forget_accounts(database, older_than_s=older_than_s)
     except SQLAlchemyError as error:
         raise database.error("pruned", error) from error
     not_shrunk = None if database.path is None else sqlite.give_back(database.path)

@@ -33,7 +33,10 @@ if TYPE_CHECKING:
 
 LEASE_S = 30.0
 _LOOK_S = 0.02
-_ROW = "SELECT limits, sums, age_ms, seen_ms FROM agentkv_budget WHERE digest = :digest"
+_ROW = (
+    "SELECT limits, sums, age_ms, seen_ms, (SELECT max(version) FROM agentkv_schema) "
+    "FROM agentkv_budget WHERE digest = :digest"
+)
 
 
 class SharedPurses:
@@ -223,9 +226,10 @@ class SharedPurse:
     """One task's tally in the database; see `tally.Purse`."""
 
     def __init__(self, purses: SharedPurses, task: str, budget: Budget | None) -> None:
-        from agentkv.budget.schema import digest_of, text_of
+        from agentkv.budget.schema import VERSION, digest_of, text_of
 
         self._purses = purses
+        self._version = VERSION
         self._digest = digest_of(task)
         self._task = text_of(task)
         self._new_limits = budget
@@ -254,14 +258,19 @@ class SharedPurse:
         self._now_ms = purses.now_ms()
         rows = purses.run(query, digest=self._digest)
         if not rows:
-            tally = Tally(limits=self._new_limits or Budget(shared=True))
+            tally = self._first()
             purses.run(
                 "INSERT INTO agentkv_budget (digest, task, limits, sums, age_ms, seen_ms) "
                 "VALUES (:digest, :task, :limits, :sums, 0, :now) ON CONFLICT (digest) DO NOTHING",
                 digest=self._digest, task=self._task, limits=tallytext.limits_text(tally), sums=tallytext.sums_text(tally), now=self._now_ms,
             )  # fmt: skip
             rows = purses.run(query, digest=self._digest)
-        limits_text, sums_text, age_ms, seen_ms = rows[0]
+        limits_text, sums_text, age_ms, seen_ms, version = rows[0]
+        if version is not None and version > self._version:
+            raise LedgerError(
+                f"the shared budgets have schema version {version} by now, this program knows {self._version}: "
+                "update agentkv-sdk"
+            )
         if limits_text != self._limits_text:
             self._limits = tallytext.limits_of(limits_text)
             self._limits_text = limits_text
@@ -275,6 +284,14 @@ class SharedPurse:
         self._added, self._removed = [], []
         if self._new_limits is not None:
             self._tally.limits = self._new_limits
+
+    def _first(self) -> Tally:
+        """What a row begins with: where it was here and a prune took it, what was known of it."""
+        if not self._limits_text:
+            return Tally(limits=self._new_limits or Budget(shared=True))
+        known = self._tally
+        limits = self._new_limits or known.limits
+        return Tally(limits=limits, grants=known.grants, used=known.used, loops=known.loops)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
