@@ -89,6 +89,7 @@ class AgentKV:
         disk_memory: int | str = "4GiB",
         policy: str | Policy | Rules = "lazy",
         dtype: str = "auto",
+        chat_template: str | Path | None = None,
         ledger: str | None = None,
         salt: str = "",
         persist: bool = False,
@@ -109,6 +110,7 @@ class AgentKV:
             disk_memory: bytes that the disk tier may take.
             policy: a name ("lazy", "hazard", "ladder", "keep"), or one that `from agentkv.policy import ladder` made.
             dtype: "auto", "bfloat16", "float16" or "float32".
+            chat_template: Jinja text, or a file with it, in place of the model's own (a base model has none).
             ledger: None (SQLite in the user's data folder), "memory", or a database URL.
             salt: a tenant's secret; sessions under different salts never share blocks.
             persist: sessions whose task did not end are on disk when this closes, and resume in the next process with
@@ -131,6 +133,7 @@ class AgentKV:
             disk=disk,
             disk_memory=disk_memory,
             dtype=dtype,
+            chat_template=chat_template,
             salt=salt,
             persist=persist,
             progress=progress,

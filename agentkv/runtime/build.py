@@ -39,6 +39,7 @@ def local_engine(
     disk: str | Path | None,
     disk_memory: int | str,
     dtype: str,
+    chat_template: str | Path | None,
     salt: str,
     persist: bool,
     progress: Callable[[str], None] | None,
@@ -74,7 +75,9 @@ def local_engine(
     from agentkv.runtime.calibration import RateBook
 
     devices = [name.strip() for name in device.split(",")]
-    loaded = [load_model(model, device=name, dtype=dtype, progress=progress) for name in devices]
+    loaded = [
+        load_model(model, device=name, dtype=dtype, chat_template=chat_template, progress=progress) for name in devices
+    ]
     folder = None if disk is None else Path(disk)
     book = RateBook(loaded[0], folder)
     options: dict[str, Any] = {
