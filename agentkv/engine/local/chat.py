@@ -92,7 +92,8 @@ class Chat:
         """
         if not self.available:
             raise RequestInvalid(
-                f"{self._name} has no chat template; use prompt= for plain text, or load a model with one",
+                f"{self._name} has no chat template; load it with chat_template= (Jinja text, or a file with it), or use prompt= "
+                "for plain text",
                 param="messages",
                 code="no_chat_template",
             )

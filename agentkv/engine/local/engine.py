@@ -119,7 +119,7 @@ class LocalEngine:
         )
         self.count_text = self._intake.tokeniser.count
         self._batch = Batch(self.tiers, clock=self._clock, chunk_tokens=chunk_tokens, max_batch=max_batch)
-        self._runner = Runner(model.model, self.tiers.pool)
+        self._runner = Runner(model.model, self.tiers.pool, vocabulary=model.vocabulary)
         self._arrived: deque[Sequence] = deque()
         self._counts: Counter[str] = Counter()
         self._meter = PrefillMeter(None if rates is None else rates.prefill)

@@ -158,6 +158,12 @@ class Intake:
         transcript, kept = session.transcript.extended(text, self._tokeniser, raw=request.prompt is not None)
         if not transcript.ids:
             raise RequestInvalid("the prompt is empty: there is nothing to continue", param="prompt")
+        if self._loaded.unknown and not self._loaded.unknown.isdisjoint(transcript.ids):
+            raise RequestInvalid(
+                f"the prompt has a token that the tokenizer of {self._loaded.name} knows and the model does not",
+                param="prompt" if request.messages is None else "messages",
+                code="unknown_token",
+            )
         return session, transcript, kept
 
     def _template_tokens(self, request: Request, transcript: Transcript) -> int:
