@@ -44,6 +44,7 @@ def serve(
     model: Annotated[str, typer.Argument(help="What to serve.", show_default=True)] = "smollm2-135m",
     host: Annotated[str, typer.Option(help="The address to listen at; one that others can reach needs a key.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="The port; 0 takes any free one, and the first line says which.")] = 8000,
+    name: Annotated[str | None, typer.Option(help="What callers call the model; by default MODEL as it is.")] = None,
     keys: Annotated[Path | None, typer.Option(help="A TOML file of API keys with their budgets and salts.")] = None,
     device: Annotated[str, typer.Option(help='"auto", "cpu", "cuda", or several as "cuda:0,cuda:1".')] = "auto",
     device_memory: Annotated[str, typer.Option(help="Bytes of KV on each device.")] = "256MiB",
@@ -91,10 +92,10 @@ def serve(
 
         life = Life(most_calls=most_calls)
         with kv:
-            served = Served(kv, keys=known, life=life)
+            served = Served(kv, name=name, keys=known, life=life)
             try:
                 server = HttpServer(served.app, sock, life=life, drain_s=drain)
-                server.on_ready = lambda: typer.echo(_LOADED.format(model=kv.engine.model, url=server.url))
+                server.on_ready = lambda: typer.echo(_LOADED.format(model=name or kv.engine.model, url=server.url))
                 server.run()
             finally:
                 served.close()

@@ -23,7 +23,16 @@ if TYPE_CHECKING:
 class Served:
     """`app` over `kv`, until `close()` (which leaves `kv` open). Each key's budget is that of all its tasks together."""
 
-    def __init__(self, kv: AgentKV, *, keys: Keys | None = None, life: Life | None = None, **options: Any) -> None:
+    def __init__(
+        self,
+        kv: AgentKV,
+        *,
+        name: str | None = None,
+        keys: Keys | None = None,
+        life: Life | None = None,
+        **options: Any,
+    ) -> None:
+        """`name`: what callers call the model, if not by the engine's own name."""
         from agentkv.server.app import create_app
         from agentkv.server.stalls import Stalls
 
@@ -39,7 +48,7 @@ class Served:
         self._stack.callback(stalls.close)
         self.app: Starlette = create_app(
             kv.submit,
-            model=kv.engine.model,
+            model=name or kv.engine.model,
             count_tokens=kv.engine.count_tokens,
             keys=keys,
             enter=self._enter,

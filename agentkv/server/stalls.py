@@ -23,6 +23,7 @@ from agentkv.hints.wire import WireHint, safe
 from agentkv.server.keys import Key
 
 MOST_OPEN = 4096
+_OF_TOOLS = frozenset({HintKind.TOOL_START, HintKind.TOOL_UPDATE, HintKind.TOOL_END, HintKind.TOOL_ERROR})
 _Value = TypeVar("_Value")
 
 
@@ -120,7 +121,7 @@ class Stalls:
         line = self._line(key, hint)
         if hint.kind is HintKind.SESSION_END:
             return self._ended(line, hint)
-        if hint.call is None:
+        if hint.call is None or hint.kind not in _OF_TOOLS:
             return "advisory"  # turns: the engine sees them itself
         name = (line.task, hint.call.id)
         if hint.kind is HintKind.TOOL_START:
