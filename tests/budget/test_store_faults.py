@@ -29,6 +29,7 @@ from agentkv.budget.database import ALL_RUNS, Database, Row
 from agentkv.budget.export import lines
 from agentkv.budget.ledger import Ledger, ModelCall, MoveFact, TaskFact
 from agentkv.budget.prune import prune
+from agentkv.budget.readbills import bills
 from agentkv.budget.schema import name_of, text_of
 from agentkv.budget.store import Store, default_path
 from agentkv.core.usage import Usage
@@ -717,12 +718,28 @@ def test_ten_thousand_tasks_opened_and_closed_leave_no_more_than_the_bounds(tmp_
     assert 0 == store.unsaved
 
 
+def test_all_bills_are_read_from_either_database(url):
+    """Run by run, the task that spoke last first; also a part of them in time."""
+    for start in (0, 1000):
+        store = Store(url, interval_s=0.01)
+        for task in (*NAMES, "t"):
+            store.put(call(task, start))
+        store.close()
+    reader = Store(url, create=False)
+    found = list(bills(reader.database))
+    assert [name for name in ("t", *NAMES[::-1]) for _ in range(2)] == [one.task for one in found]
+    assert [0, 1000] * (len(NAMES) + 1) == [one.calls[0].at_ms for one in found]
+    assert {1000} == {one.calls[0].at_ms for one in bills(reader.database, since_ms=1)}
+    assert (2, 1) == (len(reader.database.runs("t")), len(reader.database.runs("t", 1)))
+    reader.close()
+
+
 # -- a disk of its own
 
 
 @pytest.fixture
 def small_disk(tmp_path):
-    """A file system of 600 KB, and the way to change it."""
+    """A file system of 200 KB, and the way to change it."""
 
     def mount(*options):
         subprocess.run(["mount", *options, str(folder)], check=True, capture_output=True)
@@ -730,7 +747,7 @@ def small_disk(tmp_path):
     folder = tmp_path / "disk"
     folder.mkdir()
     try:
-        mount("-t", "tmpfs", "-o", "size=600k", "tmpfs")
+        mount("-t", "tmpfs", "-o", "size=200k", "tmpfs")
     except (subprocess.CalledProcessError, OSError) as error:
         pytest.skip(f"no file system may be mounted here: {error}")
     yield folder, lambda change: mount("-o", f"remount,{change}")
@@ -744,7 +761,7 @@ def test_agents_answer_while_the_ledgers_disk_is_full_or_read_only(small_disk, m
     folder, remount = small_disk
     ask = Request(messages=(Message(role="user", content="why"),))
     with AgentKV.with_engine(ScriptedEngine(itertools.repeat("ok")), ledger=f"sqlite:///{folder}/l.sqlite") as kv:
-        for number in range(2000):
+        for number in range(600):
             with kv.task(f"task {number} " * 20):
                 assert "ok" == kv.submit(ask).result(5).text
         assert not kv._books._ledger.store.flush(0.5)
@@ -762,5 +779,5 @@ def test_agents_answer_while_the_ledgers_disk_is_full_or_read_only(small_disk, m
             assert (change != "ro") == kv._books._ledger.store.flush(10 if change != "ro" else 0.6)
         assert 0 == kv.stats()["ledger"]["unsaved"]
     reader = Store(f"sqlite:///{folder}/l.sqlite", create=False)
-    assert 2004 == len(reader.tasks())
+    assert 604 == len(reader.tasks())
     reader.close()
