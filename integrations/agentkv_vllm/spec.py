@@ -7,6 +7,7 @@ where pool and tier are both main memory.
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from agentkv.errors import ConfigError
@@ -33,6 +34,17 @@ class AgentKVSpec(TieringOffloadingSpec):
     def build_metric_definitions(cls, extra_config: dict[str, Any]) -> dict[str, Any]:
         definitions: dict[str, Any] = super().build_metric_definitions(completed(extra_config))
         return definitions
+
+    def get_manager(self) -> Any:
+        """As vLLM makes it. On a CPU build the tier's memory loses its name once both sides have it: a killed engine would
+        leave it in /dev/shm for ever.
+        """
+        manager = super().get_manager()
+        region = self._scheduler_mmap
+        alone = self.config.parallel.world_size == 1 and current_platform.is_cpu()
+        if alone and region is not None and getattr(region, "_creator", True) is False:  # its only worker was first
+            Path(region.mmap_path).unlink(missing_ok=True)
+        return manager
 
     def get_worker(self, kv_caches: Any) -> Any:
         if not current_platform.is_cpu():
