@@ -43,13 +43,17 @@ class Prometheus:
         self._generate = prometheus.generate_latest
         self._models, self._tools, self._types, self._causes = Known(), Known(), Known(), Known()
 
+        made: list[Any] = []
+
         def counter(name: str, told: str, *labels: str) -> Any:
-            return prometheus.Counter(f"agentkv_{name}", told, labels, registry=self.registry)
+            made.append(prometheus.Counter(f"agentkv_{name}", told, labels, registry=self.registry))
+            return made[-1]
 
         def seconds(name: str, told: str, *labels: str) -> Any:
-            return prometheus.Histogram(
-                f"agentkv_{name}", told, labels, registry=self.registry, buckets=SECONDS_BUCKETS
+            made.append(
+                prometheus.Histogram(f"agentkv_{name}", told, labels, registry=self.registry, buckets=SECONDS_BUCKETS)
             )
+            return made[-1]
 
         self._calls = counter("model_calls", "Attempts of model calls", "model", "status")
         self._tokens = counter("tokens", "Tokens; cached ones are part of input, reasoning of output", "model", "kind")
@@ -68,6 +72,8 @@ class Prometheus:
         self._stats = None if stats is None else _Stats(stats)
         if self._stats is not None:
             self.registry.register(self._stats)
+            made.append(self._stats)
+        self._shared = made if registry is not None else []
         self._tell: dict[type[Any], Callable[[Any], None]] = {
             ModelCall: self._call, ToolCallFact: self._tool, MoveFact: self._move, ContextFact: self._shaped,
             TaskFact: lambda fact: self._tasks.labels(fact.event).inc(), OutcomeFact: self._outcome,
@@ -79,8 +85,11 @@ class Prometheus:
         return bytes(self._generate(self.registry)).decode()
 
     def close(self) -> None:
-        """Stop counting. Idempotent."""
+        """Stop counting, and leave a registry of the application's, so that another one may take this place. Idempotent."""
         self._stop()
+        leaving, self._shared = self._shared, []
+        for collector in leaving:
+            self.registry.unregister(collector)
 
     def __enter__(self) -> Self:
         return self

@@ -4,6 +4,7 @@ import pytest
 
 pytest.importorskip("prometheus_client", reason="no prometheus-client: pip install 'agentkv-sdk[prometheus]'")
 
+import prometheus_client
 from prometheus_client.parser import text_string_to_metric_families
 
 from agentkv.budget.bill import Bill
@@ -89,3 +90,16 @@ def test_hostile_names_are_escaped(facts):
 
     text = scraped([replace(facts[1], model='m"} 1\nevil_total 9')])
     assert "evil_total" not in {sample.name for sample in samples(text)}
+
+
+def test_an_applications_registry_takes_one_after_another():
+    """A server that makes its AgentKV anew; one's own registry keeps what was counted."""
+    registry = prometheus_client.CollectorRegistry()
+    for _ in range(2):
+        with Prometheus(Ledger(), registry=registry, stats=dict) as metrics:
+            assert "agentkv_model_calls" in metrics.text()
+        metrics.close()
+    assert "agentkv" not in metrics.text()
+    with Prometheus(Ledger()) as own:
+        pass
+    assert "agentkv_model_calls" in own.text()
