@@ -12,6 +12,8 @@ import uuid
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from langchain_core.runnables import RunnableBinding
+
 from agentkv.core.hint import HintKind
 from agentkv.core.task import UNATTRIBUTED, Caller
 from agentkv.errors import ConfigError
@@ -86,7 +88,9 @@ class Endpoints:
 
 
 def url_of(model: Any) -> str:
-    """The address that a chat model calls; "" where it does not tell."""
+    """The address that a chat model calls, with options bound to it or not; "" where it does not tell."""
+    while isinstance(model, RunnableBinding):
+        model = model.bound
     for name in ("openai_api_base", "base_url", "endpoint"):
         url = getattr(model, name, None)
         if isinstance(url, str) and url:
@@ -101,27 +105,38 @@ def _key(url: str) -> str:
 def hinted(request: Any, extra: Extra) -> Any:
     """The model request with `extra` under everything that the user set.
 
-    It goes into a copy of the model, so that a fallback to another model leaves it behind; and also into the call's
-    own settings where there are such, because they replace the model's.
+    It goes into a copy of the model, so that a fallback to another model leaves it behind; and also into what is bound
+    to the model and into the call's own settings where there are such, because they replace the model's.
     """
-    model = request.model
-    fields = type(model).model_fields
-    update: dict[str, Any] = {}
+    model, own = _hinted_model(request.model, extra)
     settings = dict(request.model_settings)
-    own = {BODY: getattr(model, BODY, None), HEADERS: (getattr(model, "model_kwargs", None) or {}).get(HEADERS)}
     for part in (BODY, HEADERS):
-        if not extra.get(part):
-            continue
-        if settings.get(part):
-            settings[part] = merged(extra[part], own[part], settings[part])
-        if part == BODY and BODY in fields:
-            update[BODY] = merged(extra[part], own[part])
-        elif part == HEADERS and "model_kwargs" in fields:
-            update["model_kwargs"] = {**(model.model_kwargs or {}), HEADERS: merged(extra[part], own[part])}
+        if extra.get(part) and settings.get(part):
+            settings[part] = merged(own[part], settings[part])
     changes: dict[str, Any] = {"model_settings": settings} if settings != request.model_settings else {}
-    if update:
-        changes["model"] = model.model_copy(update=update)
+    if model is not request.model:
+        changes["model"] = model
     return request.override(**changes) if changes else request
+
+
+def _hinted_model(model: Any, extra: Extra) -> tuple[Any, dict[str, dict[str, Any]]]:
+    """A copy of `model` that sends `extra` under its own, and the two merged: what a later layer would replace."""
+    if isinstance(model, RunnableBinding):
+        bound, own = _hinted_model(model.bound, extra)
+        kwargs = {**model.kwargs}
+        for part in (BODY, HEADERS):
+            if extra.get(part) and kwargs.get(part):
+                own[part] = kwargs[part] = merged(own[part], kwargs[part])
+        return model.model_copy(update={"bound": bound, "kwargs": kwargs}), own
+    fields = type(model).model_fields
+    of_model = {BODY: getattr(model, BODY, None), HEADERS: (getattr(model, "model_kwargs", None) or {}).get(HEADERS)}
+    own = {part: merged(extra.get(part), of_model[part]) for part in (BODY, HEADERS)}
+    update: dict[str, Any] = {}
+    if extra.get(BODY) and BODY in fields:
+        update[BODY] = own[BODY]
+    if extra.get(HEADERS) and "model_kwargs" in fields:
+        update["model_kwargs"] = {**(model.model_kwargs or {}), HEADERS: own[HEADERS]}
+    return (model.model_copy(update=update) if update else model), own
 
 
 def is_refusal(error: BaseException) -> bool:

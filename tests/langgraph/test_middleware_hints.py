@@ -149,6 +149,21 @@ def test_a_hint_goes_under_what_the_user_set_at_the_model_and_in_the_call(kv, se
 
 
 @BOTH
+@pytest.mark.parametrize("per_call", [False, True])
+def test_a_hint_goes_under_what_the_user_bound_to_the_model(kv, serve, per_call, is_async) -> None:
+    """`model.bind(extra_body=...)`; what the constructor set is not lost either."""
+    server = serve("agentkv_hint", "top_k", "mine", "deep")
+    model = openai(server.url, extra_body={"mine": 1}).bind(extra_body={"top_k": 3, "agentkv_hint": {"v": "bound"}})
+    settings = [Settings(extra_body={"deep": 1})] if per_call else []
+    ours = AgentKVMiddleware(kv, hints={server.url: "neutral"})
+    run(create_agent(model, [], middleware=[*settings, ours]), asked(), is_async)
+    body = server.bodies[0]
+    assert "bound" == body["agentkv_hint"]["v"]
+    assert "turn_start" == body["agentkv_hint"]["kind"]
+    assert (1, 3, 1 if per_call else None) == (body.get("mine"), body.get("top_k"), body.get("deep"))
+
+
+@BOTH
 def test_a_refused_hint_is_left_out_once_and_for_all(kv, serve, is_async) -> None:
     """One failed call, then none; the answer is there each time."""
     server = serve()
