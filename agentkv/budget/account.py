@@ -14,7 +14,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from agentkv.budget.amounts import OTHERS, RETRY, affordable, caps_of, exceeded, is_near, rounded, spent
-from agentkv.budget.limits import LIMITS, ZERO, Budget, Spent, granted
+from agentkv.budget.limits import LIMITS, ZERO, Budget, Spent, added, granted, without
 from agentkv.budget.line import Line
 from agentkv.budget.reservation import Both, Reservation, again, spent_of
 from agentkv.budget.tally import LocalPurse, Purse, Sums, Tally
@@ -98,7 +98,7 @@ class Account:
         more = granted(amounts)
         with self._purse as tally:
             for name, amount in more.items():
-                tally.grants[name] = tally.grants.get(name, 0) + amount
+                tally.grants[name] = added(tally.grants.get(name, 0), amount)
         self.stopped = self._tools_ended_at = None
 
     @property
@@ -127,7 +127,7 @@ class Account:
         with self._purse as tally:
             limits = tally.limits.plus(tally.grants)
             return {
-                name: max(type(allowed)(0), allowed - self._taken(tally, name))
+                name: max(type(allowed)(0), without(allowed, self._taken(tally, name)))
                 for name in LIMITS
                 if (allowed := limits.limit(name)) is not None
             }
@@ -353,7 +353,7 @@ class Account:
     def _taken(self, tally: Tally, name: str) -> Any:
         """What is used or set aside."""
         held = 0 if name in ("seconds", "retries") else getattr(tally.held, name)
-        return self._gone(tally, name) + held
+        return added(self._gone(tally, name), held)
 
     def _fit(self, tally: Tally, asked: Spent) -> None:
         limits = tally.limits.plus(tally.grants) if tally.grants else tally.limits
@@ -381,7 +381,7 @@ class Account:
 
     def _fits(self, tally: Tally, name: str, allowed: Any, asked: Any) -> None:
         taken = self._taken(tally, name)
-        if taken + asked > allowed:
+        if added(taken, asked) > allowed:
             raise exceeded(self.task, name, allowed, taken, asked)
 
     def settle(self, key: str, used: Spent) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from decimal import Decimal, InvalidOperation
+from decimal import Context, Decimal, InvalidOperation
 from typing import Any, Literal, Self
 
 from agentkv.errors import ConfigError
@@ -20,6 +20,8 @@ TIMES = ("seconds", "device_seconds")
 LIMITS = (*COUNTS, "usd", *TIMES)
 _WAYS = ("raise", "finish", "interrupt", "queue")
 ZERO = Decimal(0)
+EXACT = Context(prec=60)
+"""For sums of money: the calling thread's own decimal context may round, or raise where it would."""
 _NEARLY = 0.8  # difflib's share; "retry", a loop, is no "retries"
 
 
@@ -70,7 +72,7 @@ class Budget:
     def plus(self, amounts: Mapping[str, Any]) -> Self:
         """The budget with so much more of each limit that it has; amounts for others change nothing."""
         more = {
-            name: amounts[name] + self.limit(name)
+            name: added(amounts[name], self.limit(name))
             for name in LIMITS
             if name in amounts and self.limit(name) is not None
         }
@@ -101,6 +103,16 @@ class Spent:
     usd: Decimal = ZERO
     device_seconds: float = 0.0
     retries: int = 0
+
+
+def added(amount: Any, more: Any) -> Any:
+    """Two amounts of one kind together; money exactly."""
+    return EXACT.add(amount, more) if isinstance(amount, Decimal) or isinstance(more, Decimal) else amount + more
+
+
+def without(amount: Any, less: Any) -> Any:
+    """An amount less another of its kind; money exactly."""
+    return EXACT.subtract(amount, less) if isinstance(amount, Decimal) else amount - less
 
 
 def checked_budget(budget: Any) -> Budget | None:

@@ -14,7 +14,7 @@ from decimal import Decimal
 from types import TracebackType
 from typing import Any, Protocol
 
-from agentkv.budget.limits import ZERO, Budget, Spent
+from agentkv.budget.limits import EXACT, ZERO, Budget, Spent
 
 
 @dataclass(slots=True)
@@ -30,7 +30,8 @@ class Sums:
     def add(self, amount: Spent) -> None:
         """Add what was spent or set aside."""
         self.tokens += amount.tokens
-        self.usd += amount.usd
+        if amount.usd:
+            self.usd = EXACT.add(self.usd, amount.usd)
         self.model_calls += amount.model_calls
         self.tool_calls += amount.tool_calls
         self.device_seconds += amount.device_seconds
@@ -38,7 +39,8 @@ class Sums:
     def take(self, amount: Spent) -> None:
         """The opposite. Device seconds are floats: what rounding would leave below zero is zero."""
         self.tokens -= amount.tokens
-        self.usd -= amount.usd
+        if amount.usd:
+            self.usd = EXACT.subtract(self.usd, amount.usd)
         self.model_calls -= amount.model_calls
         self.tool_calls -= amount.tool_calls
         self.device_seconds = max(0.0, self.device_seconds - amount.device_seconds)

@@ -21,7 +21,7 @@ from agentkv.core.host import Host
 from agentkv.core.task import Caller
 from agentkv.core.usage import Usage
 from agentkv.engine.base import Chunk, Generation, Request, Stream
-from agentkv.errors import BudgetExceeded, ConfigError, LedgerError
+from agentkv.errors import BudgetExceeded, Closed, ConfigError, LedgerError
 from agentkv.runtime.blocking import on_thread
 
 ANSWER_CHARS = 4000
@@ -206,7 +206,9 @@ class Gate:
             return True
 
         def wait(gone: Callable[[], bool]) -> bool:
-            return bool(account.wait(taken, timeout_s=account.budget.wait_s, line=line, gone=gone))
+            return bool(
+                account.wait(taken, timeout_s=account.budget.wait_s, line=line, gone=lambda: gone() or self.closed)
+            )
 
         try:
             step()
@@ -215,7 +217,15 @@ class Gate:
                 await on_thread(wait, undo)
             except BudgetExceeded as late:
                 raise self._host.stopping(late) from None
+            self._check_open()
         _let_in.set(line)
+
+    def _is_closed(self) -> bool:
+        return self.closed
+
+    def _check_open(self) -> None:
+        if self.closed:
+            raise Closed("this AgentKV was closed while a step waited for its budget")
 
     def _stepped(self, account: Account, caller: Caller, step: Callable[[], _T], line: str) -> _T:
         while True:
@@ -232,11 +242,14 @@ class Gate:
                 if _in_event_loop():  # nothing may wait here
                     raise self._host.stopping(refused) from None
                 try:
-                    waited: _T = who.wait(step, timeout_s=who.budget.wait_s, refused=refused, line=line)
+                    waited: _T = who.wait(
+                        step, timeout_s=who.budget.wait_s, refused=refused, line=line, gone=self._is_closed
+                    )
                 except BudgetExceeded as other:
                     if other.task != who.task:
                         continue  # meanwhile it is another account that it does not fit into
                     raise self._host.stopping(other) from None
+                self._check_open()
                 return waited
 
 

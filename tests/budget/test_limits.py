@@ -5,7 +5,7 @@ import math
 import random
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from decimal import Decimal
+from decimal import Decimal, Inexact, localcontext
 
 import pytest
 from hypothesis import settings
@@ -395,3 +395,18 @@ class Accounting(RuleBasedStateMachine):
 
 TestAccounting = Accounting.TestCase
 TestAccounting.settings = settings(max_examples=60, stateful_step_count=30)
+
+
+def test_money_is_exact_whatever_the_callers_decimal_context():
+    """A thread that rounds to two digits, or that is told of every rounding, does not change what is spent."""
+    account = Account("t", Budget(usd="1000"))
+    price = Decimal("0.3333333333")
+    with localcontext() as context:
+        context.prec = 2
+        context.traps[Inexact] = True
+        for _ in range(7):
+            account.reserve(1, usd=price).settle(Usage(output_tokens=1, calls=1), usd=price)
+        account.grant({"usd": "0.0000000001"})
+        left = account.left()["usd"]
+    assert (price * 7, Decimal(0)) == (account.used.usd, account.reserved.usd)
+    assert Decimal("1000.0000000001") - price * 7 == left

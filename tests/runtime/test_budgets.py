@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import threading
+import time
 from decimal import Decimal
 
 import pytest
@@ -378,3 +379,34 @@ def test_a_call_that_no_longer_fits_into_its_task_stops_waiting_for_its_type(kv)
         with pytest.raises(BudgetExceeded, match="task 't'"):
             waits.result(10)
     until_nobody_waits()
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+def test_a_tool_call_that_waits_ends_when_its_kv_is_closed(is_async):
+    """Whoever waits is told, and does not wait out its time."""
+    kv = AgentKV.with_engine(ScriptedEngine(["x"]), ledger="memory")
+    ended = []
+
+    async def within():
+        async with kv.tool("look"):
+            pass
+
+    def run():
+        with kv.task("t", budget=Budget(tool_calls=0, on_exceeded="queue"), final=False):
+            try:
+                if is_async:
+                    asyncio.run(within())
+                else:
+                    with kv.tool("look"):
+                        pass
+            except Closed as error:
+                ended.append(error)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    while not len(kv._books.account("t")._line("tools")):
+        time.sleep(0.005)
+    kv.close()
+    thread.join(10)
+    until_nobody_waits()
+    assert 1 == len(ended)
