@@ -72,7 +72,8 @@ class Bill:
     as engines tell. `resume_stalls_s` holds, for each model call that was the first of its session after a tool call,
     what it waited for its own old context (queue, restore, recompute). `visible_tokens` reached the user: as marked by
     deliveries (`delivered`), else the output of calls that said so, else that of the last call that ended well.
-    `completed` is the task's outcome, None as long as nobody told it.
+    `completed` is the task's outcome, None as long as nobody told it. `saved_ms` is when the last of it was saved by the
+    database's clock, where it was read from one: the other times are those of the machines that things happened on.
     """
 
     task: str
@@ -105,6 +106,7 @@ class Bill:
     agent_message_tokens: int = 0
     task_type: str = ""
     completed: bool | None = None
+    saved_ms: int | None = None
 
     @classmethod
     def from_facts(cls, task: str, facts: Iterable[Fact]) -> Self:

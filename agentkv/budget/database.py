@@ -61,11 +61,12 @@ class SavedFact:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """A task in one run of a program: its row's number, the task's name, and how many facts there are."""
+    """A task in one run of a program: its row's number, its name, how many facts there are, when the last was saved."""
 
     number: int
     task: str
     facts: int
+    saved_ms: int
 
 
 def sqlite_url(path: Path) -> str:
@@ -251,6 +252,14 @@ class Database:
 
     # -- reading
 
+    def time_ms(self) -> int:
+        """The moment, by the clock that `saved_ms` goes by."""
+        try:
+            with self.engine.connect() as connection:
+                return self.now_ms(connection)
+        except SQLAlchemyError as error:
+            raise self.error("read", error) from error
+
     def rows(self, task: str, run: str | None = None) -> list[tuple[str, int, str]]:
         """(kind, at_ms, body) of the task's facts in order: of `run`, of ALL_RUNS, or of the run that spoke last."""
         mine = _called(task)
@@ -286,12 +295,12 @@ class Database:
         if since_ms is not None:
             mine = mine.where(fact_table.c.at_ms >= since_ms)
         sums = mine.group_by(fact_table.c.task_id).subquery()
-        query = sa.select(task_table.c.id, task_table.c.task, sums.c.facts, sums.c.last)
+        query = sa.select(task_table.c.id, task_table.c.task, task_table.c.saved_ms, sums.c.facts, sums.c.last)
         query = query.join(sums, sums.c.task_id == task_table.c.id).order_by(task_table.c.id)
         tasks: dict[str, list[Run]] = {}
         last: dict[str, int] = {}
-        for number, text, facts, latest in self._read(query):
-            tasks.setdefault(text, []).append(Run(number, name_of(text), facts))
+        for number, text, saved_ms, facts, latest in self._read(query):
+            tasks.setdefault(text, []).append(Run(number, name_of(text), facts, saved_ms))
             last[text] = max(latest, last.get(text, 0))
         return [tasks[text] for text in sorted(tasks, key=lambda text: -last[text])]
 

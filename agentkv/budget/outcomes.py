@@ -47,7 +47,8 @@ class Outcomes:
 def outcomes(bills: Iterable[Bill], *, now_ms: int) -> list[Outcomes]:
     """One entry for each type of task, in the order of their names; what running tasks spent is not in it.
 
-    Neighbouring bills of one task are its runs, in the order of their start.
+    Neighbouring bills of one task are its runs, in the order of their start. `now_ms` is a moment of the clock that
+    their `saved_ms` are from, else of that of their facts.
     """
     types: dict[str, Outcomes] = {}
     for _, same in groupby(bills, key=lambda bill: bill.task):
@@ -75,4 +76,5 @@ def _add(one: Outcomes, bill: Bill, *, over: bool) -> None:
 
 
 def _runs(bill: Bill, now_ms: int) -> bool:
-    return bill.finished_ms is None and now_ms - (bill.last_ms or 0) < ABANDONED_AFTER_S * 1000
+    spoke_ms = (bill.last_ms or 0) if bill.saved_ms is None else bill.saved_ms
+    return bill.finished_ms is None and now_ms - spoke_ms < ABANDONED_AFTER_S * 1000

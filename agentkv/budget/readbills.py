@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 from agentkv.budget.bill import Bill
 from agentkv.budget.codec import facts_from_rows
@@ -34,4 +35,4 @@ def _bills_of(database: Database, runs: list[Run], since_ms: int | None) -> Iter
     for run in runs:
         facts, _, _ = facts_from_rows(run.task, rows.get(run.number, ()))
         if facts:
-            yield Bill.from_facts(run.task, facts)
+            yield replace(Bill.from_facts(run.task, facts), saved_ms=run.saved_ms)

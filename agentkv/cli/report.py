@@ -159,7 +159,7 @@ def _all(saved: Store, *, as_json: bool, moment_ms: int | None, zone: tzinfo | N
 
     left = saved.database.kept(None, None)
     pruned = [totals for *_, totals in left if (totals.get("started_ms") or 0) >= (moment_ms or 0)]
-    now_ms = time.time_ns() // 1_000_000
+    now_ms = saved.database.time_ms()
     seen = overview(bills(saved.database, since_ms=moment_ms), now_ms=now_ms, zone=zone, pruned=pruned)
     typer.echo(json.dumps(seen.to_json()) if as_json else str(seen))
 

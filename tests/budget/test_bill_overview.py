@@ -1,6 +1,7 @@
 """Many bills: cost per completed task of a type, and days of 23, 24 and 25 hours."""
 
 import time
+from dataclasses import replace
 from datetime import date, datetime
 from decimal import Decimal
 from zoneinfo import ZoneInfo
@@ -138,6 +139,15 @@ def test_a_task_that_is_completed_again_and_again_is_completed_so_often():
     """A nightly job under one name."""
     (fix,) = outcomes([bill("a", completed=True), bill("a", completed=True)], now_ms=NOW_MS)
     assert (2, Decimal(1)) == (fix.completed, fix.cost_per_completed_usd)
+
+
+def test_whether_a_task_still_runs_is_told_by_the_databases_clock():
+    """One machine is a week late, another one early."""
+    week_ms = 7 * 86_400_000
+    late = replace(bill("a", at_ms=NOW_MS - week_ms), saved_ms=NOW_MS - 1000)
+    early = replace(bill("b", at_ms=NOW_MS + week_ms), saved_ms=NOW_MS - 2 * 86_400_000)
+    (fix,) = outcomes([late, early], now_ms=NOW_MS)
+    assert (1, 1) == (fix.running, fix.abandoned)
 
 
 def test_pruned_tasks_are_told_beside_the_sums():
