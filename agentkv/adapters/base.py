@@ -12,6 +12,7 @@ from enum import StrEnum
 from typing import Any, Protocol, runtime_checkable
 
 from agentkv.core.hint import Hint, SessionFacts
+from agentkv.core.usage import Usage
 
 
 class Outcome(StrEnum):
@@ -89,7 +90,8 @@ class Extra:
     `priority` in the body goes out only where `priority_ok` says that this server was found to take it: a stock server
     refuses the whole request. `shape(path, body)` may give another body altogether, for marks inside of messages; it is
     asked with the parsed body (not to be changed in place) and None means that there is nothing to change. `marks` are
-    the names that it brings: refused by the server, it is not asked again. `session`: whose call it is.
+    the names that it brings: refused by the server, it is not asked again. `paths`: fields of the body for requests to routes that end in a name
+    ("/responses"). `saw(request)` hears of the request as it was accepted. `session`: whose call it is.
     """
 
     body: Mapping[str, Any] = field(default_factory=dict)
@@ -97,6 +99,8 @@ class Extra:
     priority_ok: bool = False
     shape: Callable[[str, Mapping[str, Any]], Mapping[str, Any] | None] | None = None
     marks: frozenset[str] = frozenset()
+    paths: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    saw: Callable[[Any], None] | None = None
     session: str = ""
 
 
@@ -120,6 +124,6 @@ class Routing(Protocol):
 class Telling(Protocol):
     """An adapter whose engine tells elsewhere than in its answers where cached tokens came from."""
 
-    def cached_by(self, usage: Any) -> Mapping[str, int] | None:
+    def cached_by(self, usage: Usage) -> Mapping[str, int] | None:
         """Where the cached tokens of the call that has just ended came from; None where that cannot be told."""
         ...

@@ -11,13 +11,16 @@ from __future__ import annotations
 import importlib
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
 
 from agentkv import log
 from agentkv.adapters.base import Adapter, DeliveryReceipt, Extra, Outcome, Routing, Telling, Unreachable
+from agentkv.adapters.http import Endpoint
+from agentkv.adapters.metrics import Hits, Load
+from agentkv.adapters.prewarm import Prewarming, Strategy
 from agentkv.adapters.probe import PROBE_S, Endpoints, Known, identify, provider
 from agentkv.clock import Clock
 from agentkv.core.hint import Hint, SessionFacts
+from agentkv.core.usage import Usage
 from agentkv.errors import ConfigError
 
 __all__ = ["ENGINES", "Found", "adapter_for", "probe"]
@@ -90,7 +93,9 @@ class Found:
         self._again_s = 0.0
         self._pause_s = _FIRST_AGAIN_S
         self._why = ""
+        self._server = Endpoint(base_url, api_key=api_key)
         self._known = Known()
+        self._hits: Hits | None = None
         self._knows: list[Callable[[Known], None]] = []
 
     @property
@@ -136,6 +141,7 @@ class Found:
             self._adapter.reset()
 
     def close(self) -> None:
+        self._server.close()
         if self._adapter is not None:
             self._adapter.close()
 
@@ -152,8 +158,28 @@ class Found:
         if isinstance(self._adapter, Routing):
             self._adapter.ended(session, tokens=tokens, cached_tokens=cached_tokens)
 
-    def cached_by(self, usage: Any) -> Mapping[str, int] | None:
-        return self._adapter.cached_by(usage) if isinstance(self._adapter, Telling) else None
+    def cached_by(self, usage: Usage) -> Mapping[str, int] | None:
+        if isinstance(self._adapter, Telling):
+            return self._adapter.cached_by(usage)
+        return None if self._hits is None else self._hits.of_call(usage.cached_tokens)
+
+    def strategy(self, running: Callable[[], int]) -> Strategy | None:
+        """When a waiting prompt is worth sending to this endpoint again; None where it never is. `running`: own calls."""
+        made = getattr(self._adapter, "strategy", None)
+        if made is not None:
+            strategy: Strategy | None = made()
+            return strategy
+        if provider(self._base_url) is not None or not getattr(self._adapter, "wants_prewarm", True):
+            return None
+        load = Load(self._server)
+
+        def busy() -> str:
+            told = load.busy()
+            if told is None:
+                return "own calls are under way" if running() else ""
+            return told
+
+        return Prewarming(busy=busy)
 
     def _found(self) -> Adapter | None:
         """The adapter, if there is one; asks the endpoint what it is where that is not known and not asked just now."""
@@ -173,6 +199,9 @@ class Found:
                 raise
             self._known = known
             self._adapter = adapter_for(known, self._base_url, api_key=self._key, clock=self._clock)
+            if known.engine == "vllm":
+                self._hits = Hits(self._server)
+                self._hits.start()
             self._asked = True
         for hear in self._knows:
             hear(known)

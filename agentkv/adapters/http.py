@@ -50,10 +50,30 @@ class Endpoint:
         if client is not None:
             client.close()
 
+    def text(self, path: str, within_s: float) -> str:
+        """The answer as text; Unreachable for none, and for a status that is not 200."""
+        status, read = self._bytes("GET", path, None, within_s)
+        if status != _OK:
+            raise Unreachable(f"{path}: {status}", status=status)
+        return read.decode("utf-8", "replace")
+
     def _exchange(
         self, method: str, path: str, body: Mapping[str, Any] | None, within_s: float,
         headers: Mapping[str, str] | None = None,
     ) -> Any:  # fmt: skip
+        status, read = self._bytes(method, path, body, within_s, headers)
+        try:
+            answer = json.loads(read)
+        except (ValueError, RecursionError):
+            raise Unreachable(f"{path}: {status}, and no JSON", status=status) from None
+        if status != _OK:
+            raise Unreachable(f"{path}: {status} {_words(answer)}", status=status)
+        return answer
+
+    def _bytes(
+        self, method: str, path: str, body: Mapping[str, Any] | None, within_s: float,
+        headers: Mapping[str, str] | None = None,
+    ) -> tuple[int, bytes]:  # fmt: skip
         import httpx
 
         ends_s = time.monotonic() + within_s
@@ -73,13 +93,7 @@ class Endpoint:
             raise Unreachable(f"{path}: {type(error).__name__}", dropped=not read) from None
         except (httpx.HTTPError, httpx.InvalidURL, OSError, RuntimeError) as error:
             raise Unreachable(f"{path}: {type(error).__name__}") from None
-        try:
-            answer = json.loads(read)
-        except (ValueError, RecursionError):
-            raise Unreachable(f"{path}: {status}, and no JSON", status=status) from None
-        if status != _OK:
-            raise Unreachable(f"{path}: {status} {_words(answer)}", status=status)
-        return answer
+        return status, bytes(read)
 
     def _opened(self) -> Any:
         import httpx

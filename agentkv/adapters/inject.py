@@ -26,6 +26,7 @@ _FINE = 300
 _BYTES_PER_TOKEN = 4
 _HEADER = re.compile(r"[A-Za-z0-9-]+")
 _VALUE = re.compile(r"[\x21-\x7e](?:[\x20-\x7e]*[\x21-\x7e])?")
+_MODEL = re.compile(rb'"model"\s*:\s*"([^"\\\\]{1,200})"')  # inside a text its quotes would be escaped
 _MODEL_CALLS = ("/chat/completions", "/completions", "/responses", "/messages")
 
 
@@ -91,6 +92,8 @@ class Injector:
         """Yields requests to send and is sent their responses (a refusal's body already read); returns the one that counts."""
         told, names = self._told(request, extra)
         response = yield told
+        if response.status_code < _FINE:
+            self._saw(told, extra)
         if not names:
             return response
         origin = origin_of(request)
@@ -105,6 +108,8 @@ class Injector:
         left_out = named or names
         again, _ = self._told(request, extra, without=left_out)
         second = yield again
+        if second.status_code < _FINE:
+            self._saw(again, extra)
         if named or second.status_code < _FINE:
             self.refuse(origin, left_out)
             log.warn_once("fields_refused", origin=origin, fields=sorted(left_out), note="left out from now on")
@@ -112,6 +117,14 @@ class Injector:
                 self._on_refused(origin, left_out)
             return second
         return response  # it was not us: the first answer speaks of the user's whole request
+
+    def _saw(self, told: Any, extra: Extra | None) -> None:
+        if extra is None or extra.saw is None or not told.url.path.endswith(_MODEL_CALLS):
+            return
+        try:
+            extra.saw(told)
+        except Exception as error:
+            log.failed("injection_failed", error=type(error).__name__)
 
     def asked(self, request: Any) -> Extra | None:
         """What this request is to carry; may block where `may_wait(request)`. Never raises."""
@@ -131,7 +144,11 @@ class Injector:
             if extra is None or request.method != "POST" or not request.url.path.endswith(_MODEL_CALLS):
                 return request, frozenset()
             unwanted = self.refused(origin_of(request)) | without
-            body = {name: value for name, value in extra.body.items() if name not in unwanted}
+            wanted = dict(extra.body)
+            for route, fields in extra.paths.items():
+                if request.url.path.endswith(route):
+                    wanted |= fields
+            body = {name: value for name, value in wanted.items() if name not in unwanted}
             if not extra.priority_ok:
                 body.pop("priority", None)
             headers = {
@@ -286,6 +303,12 @@ def _watched(response: Any, over: _Once) -> Any:
 
     response.stream = Watched()
     return response
+
+
+def model_of(request: Any) -> str:
+    """The model that a request names; "" where that cannot be seen at once."""
+    found = _MODEL.search(request.read())
+    return found.group(1).decode("utf-8", "replace") if found else ""
 
 
 def origin_of(request: Any) -> str:

@@ -82,6 +82,11 @@ class LlamaCpp:
         self._restore_s_per_token = _FIRST_S_PER_TOKEN
         self._deeds: list[DeliveryReceipt] = []
 
+    @property
+    def wants_prewarm(self) -> bool:
+        """Without files a context that lost its slot can only be computed again."""
+        return not self._saves
+
     # -- hints
 
     def deliver(self, hint: Hint, within_s: float) -> DeliveryReceipt:

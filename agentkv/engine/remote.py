@@ -40,6 +40,10 @@ class Routing(Protocol):
         """The session of a request."""
         ...
 
+    def begun(self, request: Request, model: str) -> str:
+        """The same, of one that is submitted now. Quick."""
+        ...
+
     def opened(self, request: Request, model: str) -> Any:
         """What the call was given; may block. For the two below."""
         ...
@@ -176,7 +180,7 @@ class RemoteEngine:
             self._running.add(stream)
             if request.purpose == "answer":
                 place = (request.caller.task, request.caller.branch)
-                self._sessions[place] = self._session(request)
+                self._sessions[place] = self._begun(request)
                 self._sessions.move_to_end(place)
                 if len(self._sessions) > _MOST_SESSIONS:
                     self._sessions.popitem(last=False)
@@ -220,6 +224,9 @@ class RemoteEngine:
         with self._lock:
             return self._sessions.get((caller.task, caller.branch))
 
+    def _begun(self, request: Request) -> str:
+        return self._session(request) if self.routing is None else self.routing.begun(request, self.model)
+
     def _session(self, request: Request) -> str:
         if self.routing is not None:
             return self.routing.session(request)
@@ -239,7 +246,10 @@ class RemoteEngine:
                     raise
                 cached_by = await self._over(call)
                 if cached_by:
-                    generation = replace(generation, cached_by=cached_by)
+                    usage = generation.usage
+                    if not usage.cached_tokens:
+                        usage = replace(usage, cached_tokens=min(sum(cached_by.values()), usage.input_tokens - usage.cache_write_tokens))
+                    generation = replace(generation, cached_by=cached_by, usage=usage)
         except Exception as error:
             self._counts["failed"] += 1
             stream.attempts = self._attempts(call.failed if call.opened else call.failed[:-1], request)

@@ -13,6 +13,7 @@ from agentkv.clock import Clock
 from agentkv.core.task import Caller
 from agentkv.engine.base import Engine, Request, Stream
 from agentkv.errors import Closed
+from agentkv.runtime.books import Books
 from agentkv.runtime.emit import Emitter
 
 if TYPE_CHECKING:
@@ -24,10 +25,12 @@ class Doors:
     """Makes clients that reach `submit` without a socket. Thread-safe."""
 
     def __init__(
-        self, *, submit: Callable[[Request], Stream], engine: Engine, caller: Callable[[], Caller], emitter: Emitter, clock: Clock
+        self, *, submit: Callable[[Request], Stream], engine: Engine, caller: Callable[[], Caller], emitter: Emitter, clock: Clock,
+        books: Books,
     ) -> None:  # fmt: skip
         self._emitter = emitter
         self._clock = clock
+        self._books = books
         self._ways: Ways | None = None
         self._closed = False
         self._submit = submit
@@ -47,21 +50,28 @@ class Doors:
                 self._in_process = InProcess(app, identify=self._caller)
             return self._in_process
 
-    def http_client(self, **options: Any) -> Any:
+    def http_client(self, *, keep_alive: bool = False, **options: Any) -> Any:
         """An HTTP client for clients of your own: `OpenAI(http_client=...)`, `ChatOpenAI(http_client=...)`, `Anthropic(...)`.
 
         What it sends carries what its endpoint wants to be told of whoever is calling; your own fields and headers win.
-        `options` are the HTTP library's own. Such calls are not billed here, see `AgentKV.record_call`.
+        `options` are the HTTP library's own. Such calls are not billed here, see `AgentKV.record_call`. With `keep_alive`
+        (for endpoints that are new from then on) a waiting prompt is sent again where that pays: to keep a cache that one
+        pays for, or to compute a context shortly before its tool ends; the task pays, within its budget.
         """
         from agentkv.adapters.inject import injecting_client
 
-        return injecting_client(self.ways().injector, **options)
+        return injecting_client(self._spending(keep_alive).injector, **options)
 
-    def async_http_client(self, **options: Any) -> Any:
+    def async_http_client(self, *, keep_alive: bool = False, **options: Any) -> Any:
         """The same for `AsyncOpenAI`, ChatOpenAI's `http_async_client` and `AsyncAnthropic`."""
         from agentkv.adapters.inject import injecting_async_client
 
-        return injecting_async_client(self.ways().injector, **options)
+        return injecting_async_client(self._spending(keep_alive).injector, **options)
+
+    def _spending(self, spends: bool) -> Ways:
+        ways = self.ways()
+        ways.spends = ways.spends or spends
+        return ways
 
     def ways(self) -> Ways:
         """The endpoints that calls go to. Closed for a closed AgentKV."""
@@ -71,7 +81,7 @@ class Doors:
             if self._closed:
                 raise Closed("this AgentKV is closed; make a new one")
             if self._ways is None:
-                self._ways = Ways(emitter=self._emitter, clock=self._clock, caller=self._caller)
+                self._ways = Ways(emitter=self._emitter, clock=self._clock, caller=self._caller, books=self._books)
             return self._ways
 
     def stats(self) -> dict[str, Any]:

@@ -58,6 +58,11 @@ class Reach:
                 self._thread.start()
             self._wakeup.notify()
 
+    def note(self, receipt: DeliveryReceipt) -> None:
+        """List the receipt of something that was done beside the queue."""
+        with self._wakeup:
+            self._note(receipt)
+
     def receipts(self) -> tuple[DeliveryReceipt, ...]:
         """The latest receipts, oldest first."""
         with self._wakeup:

@@ -6,17 +6,21 @@ fields are left out). Does not cover hints beside the calls (`reach.py`) nor whi
 
 from __future__ import annotations
 
-from collections.abc import Generator, Mapping
+import threading
+from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from agentkv import log
 from agentkv.adapters.base import Extra, Routing, Telling
 from agentkv.adapters.inject import Injector
-from agentkv.core.task import Caller
+from agentkv.adapters.replay import Keep
+from agentkv.core.hint import SessionFacts
+from agentkv.core.task import UNATTRIBUTED
 from agentkv.core.usage import Usage
 from agentkv.engine.base import Request
-from agentkv.runtime.sessions import SessionBook, session_of
+from agentkv.runtime.sessions import PRIORITIES, SessionBook, session_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,6 +38,11 @@ class Route:
         self._adapter = adapter
         self._book = book or SessionBook()
         self._injector = injector or Injector()
+        self.keep: Keep | None = None
+        """Where the sessions' last requests are kept, if somebody sends them again."""
+        self.running = 0
+        """Calls that are under way."""
+        self._lock = threading.Lock()
 
     @property
     def injector(self) -> Injector:
@@ -44,12 +53,23 @@ class Route:
         """The session of a request: its own, else its caller's branch's."""
         return request.session or session_of(request.caller)
 
-    def opened(self, request: Request, model: str) -> Carried:
-        """The call begins; may wait for its context to be brought back. Never raises."""
+    def begun(self, request: Request, model: str) -> str:
+        """A call is about to be made; its session. Quick."""
         session = self.session(request)
         if request.purpose == "answer":
             self._book.begun(session, request.caller, model=model, priority=request.priority)
-        return Carried(session=session, extra=self.carries(session, request.caller, request.purpose))
+        return session
+
+    def opened(self, request: Request, model: str) -> Carried:
+        """The call begins; may wait for its context to be brought back. Never raises."""
+        session = self.session(request)
+        with self._lock:
+            self.running += 1
+        about = replace(
+            self._book.facts(session, task=request.caller.task, purpose=request.purpose),
+            model=model, priority=PRIORITIES[request.priority],
+        )  # fmt: skip
+        return Carried(session=session, extra=self.carries(about))
 
     def flow(self, http_request: Any, carried: Carried) -> Generator[Any, Any, Any]:
         """The HTTP request with what was given; see `Injector.flow`."""
@@ -60,6 +80,8 @@ class Route:
 
         Where its cached tokens came from, if the engine tells that elsewhere than in its answers.
         """
+        with self._lock:
+            self.running -= 1
         try:
             if carried.extra is not None and isinstance(self._adapter, Routing):
                 tokens = 0 if usage is None else usage.total_tokens
@@ -71,13 +93,22 @@ class Route:
             log.failed("routing_failed", error=repr(error))
         return None
 
-    def carries(self, session: str, caller: Caller, purpose: str) -> Extra | None:
+    def carries(self, about: SessionFacts) -> Extra | None:
         """What a call of this session is to carry. Never raises."""
-        if not isinstance(self._adapter, Routing):
-            return None
-        try:
-            extra = self._adapter.carries(self._book.facts(session, task=caller.task, purpose=purpose))
-        except Exception as error:
-            log.failed("routing_failed", error=repr(error))
-            return None
-        return None if extra is None else replace(extra, session=session)
+        extra: Extra | None = None
+        if isinstance(self._adapter, Routing):
+            try:
+                extra = self._adapter.carries(about)
+            except Exception as error:
+                log.failed("routing_failed", error=repr(error))
+        keep = self.keep
+        if keep is not None and about.purpose == "answer" and about.task != UNATTRIBUTED:
+            saw = None if extra is None else extra.saw
+            extra = replace(extra or Extra(), saw=partial(_kept, keep, about.session, saw))
+        return None if extra is None else replace(extra, session=about.session)
+
+
+def _kept(keep: Keep, session: str, saw: Callable[[Any], None] | None, request: Any) -> None:
+    keep.put(session, request)
+    if saw is not None:
+        saw(request)

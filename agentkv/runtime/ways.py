@@ -10,17 +10,21 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 from agentkv.adapters.base import Extra
 from agentkv.adapters.found import Found
-from agentkv.adapters.inject import Injector, origin_of
+from agentkv.adapters.inject import Injector, model_of, origin_of
+from agentkv.adapters.prewarm import Prewarm
 from agentkv.adapters.probe import Endpoints, Known, origin
 from agentkv.clock import Clock
 from agentkv.core.hint import Hint, HintKind
 from agentkv.core.task import UNATTRIBUTED, Caller
+from agentkv.runtime.books import Books
 from agentkv.runtime.emit import Emitter
+from agentkv.runtime.purse import TaskPurse
 from agentkv.runtime.ratefiles import rates_folder
 from agentkv.runtime.reach import Reach
 from agentkv.runtime.routes import Route
@@ -38,6 +42,7 @@ class Way:
     found: Found
     reach: Reach
     route: Route
+    warm: Prewarm | None = None
     seen: OrderedDict[str, None] = field(default_factory=OrderedDict)
 
     def tell(self, hint: Hint) -> None:
@@ -45,6 +50,8 @@ class Way:
         session = hint.session or hint.task
         if session in self.seen:
             self.reach.tell(hint)
+            if self.warm is not None:
+                self.warm.hear(hint)
             if hint.kind is HintKind.SESSION_END:
                 self.seen.pop(session, None)
 
@@ -58,7 +65,10 @@ class Way:
 class Ways:
     """Thread-safe; `close()` is idempotent."""
 
-    def __init__(self, *, emitter: Emitter, clock: Clock, caller: Callable[[], Caller]) -> None:
+    def __init__(self, *, emitter: Emitter, clock: Clock, caller: Callable[[], Caller], books: Books) -> None:
+        self.spends = False
+        """Whether endpoints of people's own clients may be sent requests of ours, paid by the task."""
+        self._purse = TaskPurse(books)
         self._emitter = emitter
         self._clock = clock
         self._caller = caller
@@ -81,10 +91,11 @@ class Ways:
             api_key=about["api_key"],
             engine=about.get("engine", "auto"),
             probe=about.get("probe", False),
+            spends=lambda: bool(about.get("prewarm", False)),
         )
         self._ways[origin(about["base_url"])] = self._own = way
         engine.routing = way.route
-        self._emitter.subscribe(way.reach.tell)
+        self._emitter.subscribe(partial(_all, way))
 
     def stats(self) -> dict[str, Any]:
         """Plain JSON values: the engine's endpoint, and under "others" those of people's own clients; {} without any."""
@@ -99,6 +110,8 @@ class Ways:
             self._closed = True
             ways = list(self._ways.values())
         for way in ways:
+            if way.warm is not None:
+                way.warm.close()
             way.reach.close()
 
     # -- people's own clients
@@ -110,7 +123,8 @@ class Ways:
             return None
         session = session_of(who)
         way.saw(session)
-        return way.route.carries(session, who, "answer")
+        about = self._emitter.book.facts(session, task=who.task)
+        return way.route.carries(replace(about, model=model_of(request)))
 
     def _ended(self, request: Any, extra: Extra, tokens: int) -> None:
         way = self._ways.get(origin_of(request))
@@ -136,15 +150,39 @@ class Ways:
                 self._emitter.subscribe(way.tell)
             return way
 
-    def _made(self, base_url: str, *, api_key: str, engine: str = "auto", probe: bool = False) -> Way:
+    def _made(
+        self,
+        base_url: str,
+        *,
+        api_key: str,
+        engine: str = "auto",
+        probe: bool = False,
+        spends: Callable[[], bool] | None = None,
+    ) -> Way:
         found = Found(
             base_url, api_key=api_key, clock=self._clock, engine=engine, endpoints=self._endpoints, probe_priority=probe
         )
+        route = Route(found, book=self._emitter.book, injector=self.injector)
+        way = Way(found=found, reach=Reach(found, clock=self._clock), route=route)
 
         def known(what: Known) -> None:
             if what.refused:
                 self.injector.refuse(origin(base_url), frozenset(what.refused))
+            if self.spends if spends is None else spends():
+                self._warms(way)
 
         found.on_known(known)
-        route = Route(found, book=self._emitter.book, injector=self.injector)
-        return Way(found=found, reach=Reach(found, clock=self._clock), route=route)
+        return way
+
+    def _warms(self, way: Way) -> None:
+        """From now on waiting contexts of this endpoint are computed, or renewed, before they are needed."""
+        strategy = way.found.strategy(lambda: way.route.running)
+        if strategy is not None and way.warm is None and not self._closed:
+            way.warm = Prewarm(strategy=strategy, purse=self._purse, clock=self._clock, note=way.reach.note)
+            way.route.keep = way.warm.keep
+
+
+def _all(way: Way, hint: Hint) -> None:
+    way.reach.tell(hint)
+    if way.warm is not None:
+        way.warm.hear(hint)

@@ -108,7 +108,7 @@ def wired(
     endings = Endings(
         engine=engine, planner=planner, books=books, prefixes=prefixes, contexts=contexts, emitter=emitter
     )
-    doors = Doors(submit=submit, engine=engine, caller=caller, emitter=emitter, clock=clock)
+    doors = Doors(submit=submit, engine=engine, caller=caller, emitter=emitter, clock=clock, books=books)
     if hasattr(engine, "endpoint"):
         doors.ways().own(engine)
     return Parts(
