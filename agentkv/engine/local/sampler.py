@@ -155,7 +155,17 @@ def choose(logits: Tensor, wants: Sequence[Want]) -> list[list[Picked] | ModelEr
     """
     best, tokens = logits.max(dim=-1)
     finite, greedy = torch.isfinite(best).tolist(), tokens.tolist()
-    return [_of_one(logits, want, finite, greedy) for want in wants]
+    return [_of_call(logits, want, finite, greedy) for want in wants]
+
+
+def _of_call(logits: Tensor, want: Want, finite: list[bool], greedy: list[int]) -> list[Picked] | ModelError:
+    """Whatever goes wrong with one call's tokens is its own."""
+    try:
+        return _of_one(logits, want, finite, greedy)
+    except ModelError as error:
+        return error
+    except Exception as error:
+        return ModelError(f"no token could be chosen: {error!r}")
 
 
 def _of_one(logits: Tensor, want: Want, finite: list[bool], greedy: list[int]) -> list[Picked] | ModelError:

@@ -47,7 +47,15 @@ def write(planned: Seq[Turn], good: Seq[Turn], logits: Tensor, raw: Callable[[in
             sampled.append(turn)
         row += 1 + turn.span.drafted
     picked = choose(logits, wants) if wants else []
-    return [_written(turn, tokens, raw) for turn, tokens in zip(sampled, picked, strict=True)]
+    return [_one(turn, tokens, raw) for turn, tokens in zip(sampled, picked, strict=True)]
+
+
+def _one(turn: Turn, picked: list[Picked] | ModelError, raw: Callable[[int], bytes]) -> Fresh:
+    """Whatever goes wrong with one answer ends that call alone."""
+    try:
+        return _written(turn, picked, raw)
+    except Exception as error:
+        return Fresh(sequence=turn.sequence, error=ModelError(f"the answer could not be written: {error!r}"))
 
 
 def _written(turn: Turn, picked: list[Picked] | ModelError, raw: Callable[[int], bytes]) -> Fresh:

@@ -173,10 +173,10 @@ def test_a_call_that_ended_in_a_step_that_then_failed_is_settled_once(start, ask
     engine = start()
     add = Answer.add
 
-    def bad_add(answer, token):
+    def bad_add(answer, token, logprob=None):
         if answer._max_tokens == 7 and len(answer.token_ids) == 4:
             raise RuntimeError("no such token")
-        return add(answer, token)
+        return add(answer, token, logprob)
 
     monkeypatch.setattr(Answer, "add", bad_add)
     _together(engine, 2)

@@ -222,3 +222,19 @@ def test_an_answer_goes_on_with_the_last_message(start, tiny):
     )
     assert rendered.endswith("one, two,")
     assert tiny.greedy(rendered, 9) == list(told.token_ids)
+
+
+def test_a_grammar_that_breaks_ends_its_own_call_only(start, ask, monkeypatch, tiny):
+    """The neighbour in the same steps writes what it would have written."""
+    from agentkv.engine.local.guide import LLGuide
+    from agentkv.errors import ModelError
+
+    def bad(_guide, _scores):
+        raise RuntimeError("lexer too complex")
+
+    monkeypatch.setattr(LLGuide, "mask", bad)
+    engine = start()
+    neighbour = engine.submit(ask("A neighbour", 20))
+    with pytest.raises(ModelError, match="too complex"):
+        engine.submit(_chat(response_format=ResponseFormat())).result(20)
+    assert tiny.greedy("A neighbour", 20) == list(neighbour.result(20).token_ids)
