@@ -107,7 +107,7 @@ class Budgets:
 
     def finishes(self, task: str) -> bool:
         """Whether the task is to end by itself where its budget does."""
-        return self._books.account(task).budget.on_exceeded == "finish"
+        return self._named(task).budget.on_exceeded == "finish"
 
     def place(self, key: str, *, task_type: str, tenant: str, priority: PriorityClass) -> Place | None:
         """A place for a task, to be waited for; None where none is needed. Raises QueueFull."""

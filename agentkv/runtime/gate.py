@@ -328,11 +328,7 @@ def closing_turn(request: Request, refused: BudgetExceeded, model: str) -> Strea
     said = next(
         (m.content for m in reversed(request.messages or ()) if m.role == "assistant" and m.content.strip()), ""
     )
-    why = (
-        f"I stop here: the budget of this task is used up ({refused.limit}: {refused.used:,} of {refused.allowed:,} are "
-        "used or reserved)."
-    )
-    text = f"{why} This is as far as I came:\n\n{said.strip()[:ANSWER_CHARS]}" if said else why
+    text = closing_words(said, refused)
     stream = Stream()
     stream.push(Chunk(text=text))
     stream.finish(
@@ -348,6 +344,15 @@ def closing_turn(request: Request, refused: BudgetExceeded, model: str) -> Strea
         )
     )
     return stream
+
+
+def closing_words(said: str, refused: BudgetExceeded) -> str:
+    """What a closing turn says: why this is all, and what was said last."""
+    why = (
+        f"I stop here: the budget of this task is used up ({refused.limit}: {refused.used:,} of {refused.allowed:,} are "
+        "used or reserved)."
+    )
+    return f"{why} This is as far as I came:\n\n{said.strip()[:ANSWER_CHARS]}" if said.strip() else why
 
 
 def notice(account: Account, branch: str) -> str:

@@ -17,7 +17,8 @@ from langchain_core.callbacks import BaseCallbackManager
 from langchain_core.runnables.config import var_child_runnable_config
 
 from agentkv import log
-from agentkv.errors import ExtraMissing
+from agentkv.errors import BudgetExceeded, ExtraMissing
+from agentkv_langgraph.budget import closed
 from agentkv_langgraph.callback import callback_of
 from agentkv_langgraph.endpoints import Endpoints, Kind, hinted, is_refusal
 from agentkv_langgraph.outputs import read_output_tool
@@ -68,32 +69,44 @@ class AgentKVMiddleware(AgentMiddleware):
     # -- model calls
 
     def wrap_model_call(self, request: ModelRequest, handler: Callable[[ModelRequest], Any]) -> Any:
-        with self._billed():
-            told = self._told(request)
-            try:
-                return handler(told)
-            except Exception as error:
-                if told is request or not is_refusal(error):
-                    raise
-            answer = handler(request)
-            self._took_back(request)
-            return answer
+        try:
+            with self._billed():
+                return self._called(request, handler)
+        except BudgetExceeded as refused:
+            return closed(self._kv, request.messages, refused)
+
+    def _called(self, request: ModelRequest, handler: Callable[[ModelRequest], Any]) -> Any:
+        told = self._told(request)
+        try:
+            return handler(told)
+        except Exception as error:
+            if told is request or not is_refusal(error):
+                raise
+        answer = handler(request)
+        self._took_back(request)
+        return answer
 
     async def awrap_model_call(
         self,
         request: ModelRequest,
         handler: Callable[[ModelRequest], Awaitable[Any]],
     ) -> Any:
-        with self._billed():
-            told = self._told(request)
-            try:
-                return await handler(told)
-            except Exception as error:
-                if told is request or not is_refusal(error):
-                    raise
-            answer = await handler(request)
-            self._took_back(request)
-            return answer
+        try:
+            with self._billed():
+                return await self._acalled(request, handler)
+        except BudgetExceeded as refused:
+            return closed(self._kv, request.messages, refused)
+
+    async def _acalled(self, request: ModelRequest, handler: Callable[[ModelRequest], Awaitable[Any]]) -> Any:
+        told = self._told(request)
+        try:
+            return await handler(told)
+        except Exception as error:
+            if told is request or not is_refusal(error):
+                raise
+        answer = await handler(request)
+        self._took_back(request)
+        return answer
 
     def _told(self, request: Any) -> Any:
         """The request with hints; the same where there are none. Never an error."""

@@ -94,6 +94,11 @@ def structured(
             return _result(answer, shape.read(answer), None, raw=raw)
         except ValueError as error:
             first = error
+        if answer.response_metadata.get("agentkv", {}).get("stopped_by") == "budget":  # nobody answers a second time
+            over = AnswerInvalid(f"no {shape.name}: {answer.text[:_SHOWN]}", llm_output=answer.text)
+            if raw:
+                return _result(answer, None, over, raw=True)
+            raise over from first
         answer = yield [*prompt, answer, *correction(answer, f"That was not right: {first}. Answer again.")]
         try:
             return _result(answer, shape.read(answer), None, raw=raw)

@@ -22,6 +22,7 @@ from agentkv import AgentKV, Budget, BudgetExceeded, Context, ScriptedEngine
 from agentkv.context.memory import Memory
 from agentkv.core.message import ToolCall
 from agentkv.engine.scripted import Reply
+from agentkv.log import counters
 
 
 class Talk(TypedDict):
@@ -350,3 +351,21 @@ def test_retried_nodes_count_against_retries(make):
     with kv.task("t", budget=Budget(retries=2)), pytest.raises(BudgetExceeded, match="retries"):
         graph.compile().invoke({"messages": [HumanMessage("go")]})
     assert (4, 3) == (len(attempts), len(kv.report("t").calls))
+
+
+@pytest.mark.parametrize("include_raw", [False, True])
+def test_a_closing_turn_has_no_structure_and_is_not_asked_for_it_twice(make, include_raw):
+    """Whoever wants an object hears that the budget is used up."""
+    kv = make(itertools.repeat("ok"))
+    shape = {"title": "Answer", "type": "object", "properties": {"x": {"type": "integer"}}, "required": ["x"]}
+    model = ChatAgentKV(kv, max_tokens=5).with_structured_output(shape, include_raw=include_raw)
+    before = counters.get("budget_closing_turn", 0)
+    with kv.task("t", budget=Budget(model_calls=0, on_exceeded="finish"), final=False):
+        if include_raw:
+            error = model.invoke("hello")["parsing_error"]
+        else:
+            with pytest.raises(ValueError, match="no Answer") as raised:
+                model.invoke("hello")
+            error = raised.value
+    assert "used up" in str(error)
+    assert before + 1 == counters["budget_closing_turn"]

@@ -229,3 +229,49 @@ def test_money_of_another_clients_call_is_reserved_by_its_own_price(kv, server):
     with kv.task("rich", budget=Budget(usd="0.01"), final=False):
         run.invoke({"done": []})
     assert Decimal("0.00012") == kv.report("rich").cost_usd
+
+
+def agent_of(kv, server, **options):
+    """`create_agent` with ChatOpenAI and one tool."""
+    agents = pytest.importorskip("langchain.agents")
+    from agentkv_langgraph import AgentKVMiddleware
+    from langchain_core.tools import tool
+
+    @tool
+    def look(place: str) -> str:
+        """Look somewhere."""
+        return f"nothing in {place}"
+
+    return agents.create_agent(chat(server, max_tokens=50), [look], middleware=[AgentKVMiddleware(kv)], **options)
+
+
+def calling(number):
+    body = whole(usage={"prompt_tokens": 20, "completion_tokens": 10}, model="gpt-4.1")
+    message = body["choices"][0]["message"]
+    message["content"] = f"step {number}"
+    function = {"name": "look", "arguments": '{"place": "here"}'}
+    message["tool_calls"] = [{"id": f"c{number}", "type": "function", "function": function}]
+    body["choices"][0]["finish_reason"] = "tool_calls"
+    return Reply(body=body)
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+async def test_an_agent_of_another_client_finishes_too(kv, server, is_async):
+    """With the middleware the call that does not fit is a closing turn: partial answer, every tool call has its result."""
+    server.replies[:], server.again = [calling(0), calling(1), calling(2)], False
+    budget = Budget(model_calls=2, on_exceeded="finish")
+    given = {"messages": [("user", "go")]}
+    with kv.task("t", budget=budget, final=False):
+        agent = agent_of(kv, server)
+        end = (await agent.ainvoke(given) if is_async else agent.invoke(given))["messages"]
+    assert ["human", "ai", "tool", "ai", "tool", "ai"] == [message.type for message in end]
+    assert "used up" in end[-1].text
+    assert "step 1" in end[-1].text
+    assert ("budget", 2) == (end[-1].response_metadata["agentkv"]["stopped_by"], len(server.bodies))
+
+
+def test_an_agent_of_another_client_that_raises_raises(kv, server):
+    """The middleware hides nothing from a task that is not to finish."""
+    with kv.task("t", budget=Budget(model_calls=0), final=False), pytest.raises(BudgetStop):
+        agent_of(kv, server).invoke({"messages": [("user", "go")]})
+    assert [] == server.bodies
