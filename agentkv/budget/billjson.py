@@ -1,4 +1,4 @@
-"""A bill as plain JSON values. Its shape is described by `bill.schema.json` beside this file; money is text."""
+"""A bill as plain JSON values, money as text; the schemas beside this file describe it, and the overview of many."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ if TYPE_CHECKING:
 VERSION = "agentkv.bill/2"
 
 
-def schema() -> dict[str, Any]:
-    """The JSON schema of a bill."""
-    found: dict[str, Any] = json.loads(files("agentkv.budget").joinpath("bill.schema.json").read_text("utf-8"))
+def schema(name: str = "bill") -> dict[str, Any]:
+    """The JSON schema of a "bill", or of many "bills" at a glance."""
+    found: dict[str, Any] = json.loads(files("agentkv.budget").joinpath(f"{name}.schema.json").read_text("utf-8"))
     return found
 
 

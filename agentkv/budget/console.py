@@ -160,7 +160,8 @@ def _model_row(number: int, call: ModelCall, *, priced: bool) -> list[str]:
     notes += [shortened(call.purpose, _NAME_WIDTH)] if call.purpose not in {"answer", call.node} else []
     notes += [shortened(call.loop, _NAME_WIDTH)] if call.loop else []
     notes += [f"try {call.attempt}"] if call.attempt > 1 else []
-    times = (format_seconds(call.timing.ttft_s), format_seconds(call.timing.stall_s))
+    ttft_s = call.timing.ttft_s  # 0: nobody told
+    times = (format_seconds(ttft_s) if ttft_s else "-", format_seconds(call.timing.stall_s))
     cost = ["?" if call.cost_usd is None and not call.served_locally else format_usd(call.cost_usd or Decimal(0))]
     return [
         str(number), shortened(call.node or "-", _NAME_WIDTH), f"{call.usage.input_tokens:,}", f"{call.usage.cached_tokens:,}",

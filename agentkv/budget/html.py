@@ -225,7 +225,7 @@ def _calls(calls: Sequence[ModelCall]) -> str:
         [
             _n(number), _t(place_of(call.branch, call.node)), _t(call.model or "unknown"), _n(call.usage.input_tokens),
             _n(call.usage.cached_tokens), _n(call.usage.output_tokens), _n(call.usage.reasoning_tokens), _money(call),
-            _s(call.timing.ttft_s), _s(call.timing.stall_s), _s(call.timing.total_s), _t(_notes(call)),
+            _s(call.timing.ttft_s or None), _s(call.timing.stall_s), _s(call.timing.total_s), _t(_notes(call)),
         ]
         for number, call in enumerate(calls, 1)
     ]  # fmt: skip

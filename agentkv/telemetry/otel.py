@@ -209,7 +209,7 @@ class OpenTelemetry:
             names.GEN_AI_RESPONSE_MODEL: call.model, names.GEN_AI_AGENT: call.node, names.NODE: call.node,
             names.BRANCH: call.branch, names.SESSION: call.session, names.ATTEMPT: call.attempt,
             names.PURPOSE: call.purpose, names.ESTIMATED: call.estimated, names.SERVED_LOCALLY: call.served_locally,
-            names.GEN_AI_TTFC: call.timing.ttft_s, names.STALL_S: call.timing.stall_s,
+            names.GEN_AI_TTFC: call.timing.ttft_s or None, names.STALL_S: call.timing.stall_s,
         }  # fmt: skip
         if not call.served_locally:
             about |= {

@@ -152,6 +152,14 @@ def test_the_fields_of_the_task_bill_are_all_in_json():
     assert {"input_tokens", "cached_tokens", "output_tokens"} <= set(bill["calls"][0]["usage"])
 
 
+def test_a_first_token_that_nobody_timed_is_a_dash():
+    """Other clients' calls tell only how long they took."""
+    one = Bill.from_facts("t", [call(timing=Timing(total_s=2.0))])
+    (row,) = [line for line in str(one).splitlines() if line.startswith("  1  ")]
+    assert ["-", "0", "ms"] == row.split()[-3:]
+    assert '<td data-v="-1">-</td>' in one.to_html()
+
+
 def test_names_cannot_move_the_cursor():
     """A node name with control characters prints as question marks."""
     text = str(Bill.from_facts("t", [call(node="a\x1b[2Jb\nc")]))

@@ -1,14 +1,17 @@
 """Many bills: cost per completed task of a type, and days of 23, 24 and 25 hours."""
 
+import json
 import time
 from dataclasses import replace
 from datetime import date, datetime
 from decimal import Decimal
 from zoneinfo import ZoneInfo
 
+import jsonschema
 import pytest
 
 from agentkv.budget.bill import Bill
+from agentkv.budget.billjson import schema
 from agentkv.budget.days import day_of, day_start_ms, days, zone_name
 from agentkv.budget.facts import ModelCall, OutcomeFact, TaskFact
 from agentkv.budget.money import format_cost, format_usd
@@ -139,6 +142,19 @@ def test_a_task_that_is_completed_again_and_again_is_completed_so_often():
     """A nightly job under one name."""
     (fix,) = outcomes([bill("a", completed=True), bill("a", completed=True)], now_ms=NOW_MS)
     assert (2, Decimal(1)) == (fix.completed, fix.cost_per_completed_usd)
+
+
+def test_the_json_of_many_bills_is_what_its_schema_says():
+    """Also of none, and of odd ones."""
+    bills = [
+        bill("a", completed=True),
+        bill("a", cost=None),
+        bill("b", completed=False, at_ms=2**62),
+        bill("\ud800", kind="\0"),
+    ]
+    for some in ([], bills):
+        told = overview(some, now_ms=NOW_MS, pruned=[bill("gone").to_json()]).to_json()
+        jsonschema.validate(json.loads(json.dumps(told, allow_nan=False)), schema("bills"))
 
 
 def test_whether_a_task_still_runs_is_told_by_the_databases_clock():

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agentkv.budget.bill import Bill
-from agentkv.budget.branches import place_of
+from agentkv.budget.branches import place_of, spenders
 from agentkv.budget.facts import (
     AgentMessageFact,
     ContextFact,
@@ -130,6 +130,12 @@ def test_tiny_costs_add_up_exactly_and_never_print_as_nothing():
     tiny = Decimal("0.0000001")
     assert Decimal("0.0010000") == bill(*[call(cost_usd=tiny)] * 10_000).cost_usd
     assert "$0.0000001" in str(bill(call(cost_usd=tiny)))
+
+
+def test_a_million_tiny_costs_add_up_exactly():
+    """One token each at a ten-millionth of a dollar: floats would be off in the eleventh digit."""
+    (place,) = spenders([call(1, 0, 0, cost_usd=Decimal("1e-7"))] * 1_000_000, ())
+    assert (Decimal("0.1"), 1_000_000) == (place.cost_usd, place.total_tokens)
 
 
 def test_device_time_is_used_unless_its_call_came_to_nothing():

@@ -248,3 +248,9 @@ def test_a_task_that_nobody_told_an_outcome_for_has_its_type(seen):
     """It was told when the task began."""
     seen.tell([TaskFact(task="t", task_type="invoice"), TaskFact(task="t", event="finished")])
     assert ["invoice"] == [one.attributes[names.TASK_TYPE] for one in seen.spans()]
+
+
+def test_a_first_token_that_nobody_timed_is_not_told_as_none_at_all(seen):
+    """0 seconds would pull every mean down."""
+    seen.tell([ModelCall(task="t"), ModelCall(task="t", timing=Timing(ttft_s=0.5))])
+    assert [None, 0.5] == [one.attributes.get(names.GEN_AI_TTFC) for one in seen.spans(names.CHAT)]
