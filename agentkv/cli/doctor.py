@@ -1,4 +1,7 @@
-"""`agentkv doctor`: what is installed, what the machine has, what would be used. It leaves nothing behind."""
+"""`agentkv doctor`: what is installed, what the machine has, what would be used; with --model, what a model would need.
+
+It leaves nothing behind: a model is looked at by its headers, no weight is read and no GGUF unpacked.
+"""
 
 from __future__ import annotations
 
@@ -22,20 +25,74 @@ def register(app: typer.Typer) -> None:
 def doctor(
     *,
     disk: Annotated[Path | None, typer.Option(help="A folder for the disk tier: try whether it would work.")] = None,
+    model: Annotated[
+        str | None, typer.Option(help="A local model: what it would need, and whether it would run.")
+    ] = None,
+    device: Annotated[str, typer.Option(help='With --model: "auto", "cpu" or "cuda:0".')] = "auto",
+    dtype: Annotated[str, typer.Option(help='With --model: "auto", "bfloat16", "float16" or "float32".')] = "auto",
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of a table.")] = False,
 ) -> None:
-    """What is installed here, what the machine has, and what agentkv would use."""
-    findings = _findings()
-    findings["Tiers"] = _tiers(disk, findings["Would be used"].get("device"))
+    """What is installed here, what the machine has, and what agentkv would use. Ends with 1 if --model would not run."""
+    runs = True
+    if model is None:
+        findings = _findings()
+        findings["Tiers"] = _tiers(disk, findings["Would be used"].get("device"))
+    else:
+        rows, runs = _model(model, device, dtype, as_json=as_json)
+        findings = {"Model": rows}
     if as_json:
         typer.echo(json.dumps(findings))
-        return
+    else:
+        _print(findings)
+    if not runs:
+        raise typer.Exit(1)
+
+
+def _print(findings: dict[str, dict[str, Any]]) -> None:
     console = Console()
     for title, rows in findings.items():
         table = Table(title=title, title_justify="left", show_header=False, box=None, pad_edge=False)
         for key, value in rows.items():
             table.add_row(f"  {key}", str(value))
         console.print(table)
+
+
+def _model(name: str, device: str, dtype: str, *, as_json: bool) -> tuple[dict[str, Any], bool]:
+    """(rows about a model, whether it would run)."""
+    from dataclasses import asdict
+
+    from agentkv.units import MIB, format_bytes
+
+    try:
+        from agentkv.engine.local.estimate import estimate
+    except ImportError as error:
+        return {"embedded engine": f"no: {error.name or error} is missing; pip install 'agentkv-sdk[local]'"}, False
+    found = estimate(name, device=device, dtype=dtype)
+    fits = found.fits_tokens
+    runs = not found.refused and fits > 0
+    if as_json:
+        return {**asdict(found), "fits_tokens": fits, "runs": runs}, runs
+    windows = ", ".join(map(str, found.window_tokens))
+    sampling = ", ".join(f"{key} {value}" for key, value in found.suggested.items())
+    default_bytes = 256 * MIB
+    rows = {
+        "model": f"{found.name} ({found.family}{f', quantised with {found.quantised}' if found.quantised else ''})",
+        "would run": "yes" if runs else f"no: {found.refused or 'it does not fit'}",
+        "type": f"{found.dtype} on {found.device}: {found.why_dtype}",
+        "weights": f"{format_bytes(found.weights_bytes)} in memory, {format_bytes(found.files_bytes)} on disk",
+        "unpacked": format_bytes(found.unpacked_bytes) + " more on disk, once" if found.unpacked_bytes else "",
+        "working memory": f"about {format_bytes(found.working_bytes)}",
+        "KV": f"{format_bytes(found.token_bytes)} a token, {format_bytes(found.token_bytes * found.context_tokens)} for a "
+        f"whole context of {found.context_tokens:,}",
+        "context": f"{found.context_tokens:,} tokens{f': {found.why_context}' if found.why_context else ''}",
+        "sliding windows": windows and f"{windows} tokens; their blocks are kept as long as a layer sees further",
+        "fits": f"{fits:,} tokens of KV in the {format_bytes(found.available_bytes)} available; device_memory of "
+        f"{format_bytes(default_bytes)} (the default) holds {default_bytes // found.token_bytes:,}",
+        "chat template": "yes" if found.template else "none: give chat_template=, or use prompt=",
+        "suggested sampling": sampling and f"{sampling} (shown only: calls say what they want)",
+        "tokenizer": found.doubt and f"may differ from the original model's: {found.doubt}",
+    }
+    return {key: value for key, value in rows.items() if value}, runs
 
 
 def _findings() -> dict[str, dict[str, Any]]:

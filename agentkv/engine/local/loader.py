@@ -8,6 +8,7 @@ cover: unpacking GGUF (`convert.py`), damaged files (`shards.py`), types and dev
 from __future__ import annotations
 
 import importlib.util
+import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -102,9 +103,9 @@ def load_model(
         fingerprint=fingerprint(folder, geometry),
         context_tokens=_context_tokens(config, tokenizer, say),
         vocabulary=min(rows, max(ids, default=rows - 1) + 1),
-        eos_ids=eos_ids(config, model.generation_config, tokenizer),
+        eos_ids=eos_ids(folder, tokenizer),
         unknown=frozenset(id_ for id_ in ids if id_ >= rows),
-        suggested=suggested(model.generation_config),
+        suggested=suggestions_in(folder),
     )
 
 
@@ -155,26 +156,36 @@ def describe_device() -> dict[str, str]:
 
 def folder_of(name: str, say: Say) -> Path:
     """The Hugging Face folder behind a name; a GGUF file is unpacked into one."""
-    if name == SMOLLM2:
-        return converted(_packaged_file(), progress=say)
-    path = Path(name).expanduser()
-    files = (
-        find_gguf(path) if path.suffix == ".gguf" or (path.is_dir() and not (path / "config.json").exists()) else None
-    )
-    if files is not None:
-        why = doubtful_tokenizer(read_gguf(files))
-        if why:
-            say(f"{files[0].name}: its tokenizer may differ from the original model's: {why}")
-        return converted(*files, progress=say)
-    if path.is_dir():
-        if not (path / "config.json").is_file():
-            raise ModelNotFound(
-                f"{path} is a folder without config.json and without a .gguf file; give a model's folder"
-            )
-        return path
-    if path.is_absolute() or name.startswith((".", "~")) or path.exists():
+    if not _is_local(name):
+        return _from_hub(name, say)
+    place, files = local_place(name)
+    if files is None:
+        return place
+    why = doubtful_tokenizer(read_gguf(files))
+    if why:
+        say(f"{files[0].name}: its tokenizer may differ from the original model's: {why}")
+    return converted(*files, progress=say)
+
+
+def local_place(name: str) -> tuple[Path, tuple[Path, ...] | None]:
+    """(the folder, None) or (the folder, its GGUF files) of a local model. Raises ModelNotFound."""
+    path = _packaged_file() if name == SMOLLM2 else Path(name).expanduser()
+    if path.suffix == ".gguf" or (path.is_dir() and not (path / "config.json").is_file()):
+        files = find_gguf(path)
+        if files is not None:
+            return files[0].parent, files
+        raise ModelNotFound(f"{path} is a folder without config.json and without a .gguf file; give a model's folder")
+    if not path.is_dir():
         raise ModelNotFound(f"{path} is neither a Hugging Face folder nor a .gguf file")
-    return _from_hub(name, say)
+    return path, None
+
+
+def _is_local(name: str) -> bool:
+    """True for what can only be meant as a path, or is one."""
+    path = Path(name).expanduser()
+    return (
+        name == SMOLLM2 or path.suffix == ".gguf" or path.is_absolute() or name.startswith((".", "~")) or path.exists()
+    )
 
 
 def _packaged_file() -> Path:
@@ -209,8 +220,9 @@ def _weights(folder: Path, dtype: torch.dtype, name: str, device: torch.device, 
     placed = {"device_map": {"": device}} if quantised else {}  # packed weights are made where they are to be
     try:
         model, report = AutoModelForCausalLM.from_pretrained(
-            folder, dtype=dtype, local_files_only=True, output_loading_info=True, attn_implementation="eager", **placed
-        )
+            folder, dtype=dtype, local_files_only=True, output_loading_info=True, attn_implementation="eager",
+            ignore_mismatched_sizes=True, **placed,
+        )  # fmt: skip
     except (SafetensorError, OSError, RuntimeError, ValueError, ImportError) as error:
         raise ModelError(f"the weights of {name} in {folder} cannot be loaded: {error}") from error
     missing = sorted(report["missing_keys"])
@@ -237,16 +249,28 @@ def _context_tokens(config: Any, tokenizer: Any, say: Say) -> int:
     raise UnsupportedModel(f"the config of {config.model_type} does not say how long its context is")
 
 
-def eos_ids(config: Any, generation_config: Any, tokenizer: Any) -> frozenset[int]:
-    """The union of all sources: each of them alone is wrong for some published model."""
+def eos_ids(folder: Path, tokenizer: Any) -> frozenset[int]:
+    """The union of all sources: each of them alone is wrong for some published model.
+
+    Read from the files: transformers' objects have defaults of some other model where a file says nothing.
+    """
+    config = _json(folder / "config.json")
+    sources = (config, config.get("text_config") or {}, _json(folder / "generation_config.json"))
     found: set[int] = set()
-    for source in (config.get_text_config(), config, generation_config, tokenizer):
-        value = getattr(source, "eos_token_id", None)
+    for value in (*(source.get("eos_token_id") for source in sources), tokenizer.eos_token_id):
         found.update([value] if isinstance(value, int) else value or ())
     return frozenset(found)
 
 
-def suggested(generation_config: Any) -> dict[str, Any]:
+def _json(path: Path) -> dict[str, Any]:
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return data if isinstance(data, dict) else {}
+
+
+def suggestions_in(folder: Path) -> dict[str, Any]:
     """The sampling that the model's makers suggest, as far as they say so."""
-    fields = {name: getattr(generation_config, name, None) for name in _SUGGESTIONS}
-    return {name: value for name, value in fields.items() if value is not None}
+    given = _json(folder / "generation_config.json")
+    return {name: given[name] for name in _SUGGESTIONS if given.get(name) is not None}

@@ -52,8 +52,11 @@ def prove(model: Any, geometry: Geometry, name: str) -> None:
     vocabulary = model.config.get_text_config().vocab_size
     ids = [(7919 * place + 13) % vocabulary for place in range(_TRIAL_TOKENS)]
     device = model.get_input_embeddings().weight.device
-    with _short_windows(model):
-        own = model(input_ids=torch.tensor([ids], device=device), use_cache=False).logits[0].float()
+    try:
+        with _short_windows(model):
+            own = model(input_ids=torch.tensor([ids], device=device), use_cache=False).logits[0].float()
+    except Exception as error:  # any library's kernel may be at work here
+        raise ModelError(f"{name} ({model.config.model_type}) cannot compute a single token: {error}") from error
     if not bool(own.isfinite().all()) or float(own.std(dim=-1).min()) < 1e-6:  # noqa: PLR2004
         raise ModelError(f"{name} computes NaN or the same score for every token: its weights are broken")
     register()
