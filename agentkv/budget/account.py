@@ -139,24 +139,26 @@ class Account:
 
     # -- model calls
 
-    def reserve(self, tokens: int, calls: int = 1, *, usd: Decimal = ZERO, priority: int = 0) -> Reservation:
+    def reserve(
+        self, tokens: int, calls: int = 1, *, usd: Decimal = ZERO, priority: int = 0, on_device: bool = True
+    ) -> Reservation:
         """Set aside the worst case of `calls` model calls (input plus the most output, and what that costs).
 
         Raises BudgetExceeded, with nothing set aside, if it does not fit beside what is used and reserved, or others of
-        at least this `priority` wait. A call needs one token at least; one that costs nothing fits into no money.
+        at least this `priority` wait. A call needs one token; money and device seconds (`on_device`) only if it costs any.
         """
         if tokens < 0 or calls < 1 or usd < 0:
             raise ConfigError(f"reserve(tokens={tokens}, calls={calls}, usd={usd}): at least 0, 1 and 0 are needed")
         self._check_stopped()
-        asked = Spent(tokens=tokens, model_calls=calls, usd=usd, device_seconds=self._longest_s)
+        asked = Spent(tokens=tokens, model_calls=calls, usd=usd, device_seconds=self._longest_s if on_device else 0.0)
         with self._purse as tally:
             self._check_line(tally, CALLS, priority)
             try:
-                self._fit(tally, asked)
+                self._fit(tally, asked, on_device)
             except BudgetExceeded:
                 if not self._purse.free_lapsed():
                     raise
-                self._fit(tally, asked)
+                self._fit(tally, asked, on_device)
             return Reservation(self, self._purse.hold(asked), asked)
 
     def reserve_rest(
@@ -294,12 +296,11 @@ class Account:
 
         Raises BudgetExceeded, with nothing counted, if they are too many.
         """
-        with self._lock:
+        with self._lock:  # a node's own threads come here together
             known = self._attempts.get((branch, node), 1)
-        if number > known:
-            self.loop(RETRY, rounds=number - known)
-        if number != known:
-            with self._lock:
+            if number > known:
+                self.loop(RETRY, rounds=number - known)
+            if number != known:
                 self._attempts.pop((branch, node), None)
                 self._attempts[branch, node] = number
                 while len(self._attempts) > _MAX_BRANCHES:
@@ -355,7 +356,7 @@ class Account:
         held = 0 if name in ("seconds", "retries") else getattr(tally.held, name)
         return added(self._gone(tally, name), held)
 
-    def _fit(self, tally: Tally, asked: Spent) -> None:
+    def _fit(self, tally: Tally, asked: Spent, on_device: bool = True) -> None:
         limits = tally.limits.plus(tally.grants) if tally.grants else tally.limits
         if limits.seconds is not None and self._age_s(tally) >= limits.seconds:
             raise exceeded(self.task, "seconds", limits.seconds, round(self._age_s(tally), 3), 0)
@@ -366,7 +367,7 @@ class Account:
                 self._fits(tally, "model_calls", limits.model_calls, asked.model_calls)
             if limits.usd is not None and asked.usd:
                 self._fits(tally, "usd", limits.usd, asked.usd)
-            if limits.device_seconds is not None:
+            if limits.device_seconds is not None and on_device:
                 taken = self._taken(tally, "device_seconds")
                 if taken >= limits.device_seconds or taken + asked.device_seconds > limits.device_seconds:
                     raise exceeded(

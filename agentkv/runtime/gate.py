@@ -128,9 +128,9 @@ class Gate:
 
         def step() -> Reservation | Both:
             account.attempt(caller.branch, caller.node, caller.attempt)
-            held = account.reserve(usage.total_tokens, usd=usd)
+            held = account.reserve(usage.total_tokens, usd=usd, on_device=False)
             try:
-                return held if pool is None else Both(held, pool.reserve(usage.total_tokens, usd=usd))
+                return held if pool is None else Both(held, pool.reserve(usage.total_tokens, usd=usd, on_device=False))
             except BaseException:
                 held.release()
                 raise

@@ -149,6 +149,23 @@ def test_attempts_of_a_node_are_counted_once_each():
     assert free.used.retries == 2
 
 
+def test_threads_of_one_attempt_are_one_retry():
+    """A node's second attempt makes eight calls at once: that is one retry, not eight."""
+    account = Account("t", Budget(retries=1))
+    together = threading.Barrier(8)
+
+    def call():
+        together.wait()
+        account.attempt("branch", "node", 2)
+
+    threads = [threading.Thread(target=call) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert 1 == account.used.retries
+
+
 def test_the_soft_mark_is_told_once_for_each_branch():
     """At four fifths, or when the next model call is the last; never without limits."""
     account = Account("t", Budget(tokens=100, model_calls=9))

@@ -208,6 +208,13 @@ def test_retried_nodes_and_runnables_count_against_retries(kv, server):
     assert 6 == len(server.bodies)
 
 
+def test_device_seconds_do_not_stop_what_runs_somewhere_else(kv, server):
+    """They are those of our own device."""
+    with kv.task("t", budget=Budget(device_seconds=0), final=False):
+        single(kv, lambda _: {"done": [chat(server).invoke("hello").text]}).invoke({"done": []})
+    assert 1 == len(server.bodies)
+
+
 def test_a_budget_of_all_tasks_of_a_type_holds_for_other_clients_too(kv, server):
     """Two tasks share two calls; a third waits in vain."""
     kv.budgets.limit("work", budget=Budget(model_calls=2, wait_s=0.2))
