@@ -35,7 +35,7 @@ def bill(place):
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_e1_two_user_messages_on_a_strict_template(engine_place, models, stream):
-    """With the context's repair they are merged, as documented; as they are, a 400 with the template's own words."""
+    """Nothing is merged: a 400 with the template's own words, nothing generated, and the next call works."""
     strict = engine_place(template=models.STRICT)
     answer = strict.chat(messages=[SYSTEM, USER, USER], stream=stream)
     error = answer.json()["error"]
