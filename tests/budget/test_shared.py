@@ -7,6 +7,7 @@ import os
 import signal
 import sqlite3
 import threading
+import time
 from contextlib import contextmanager
 from decimal import Decimal
 
@@ -111,6 +112,21 @@ def test_what_a_dead_process_held_is_given_back_when_its_lease_is_over(opened):
     alive.check()
 
 
+def test_a_clock_that_is_set_back_frees_nothing_early_and_no_age_is_negative(opened):
+    """The database's clock steps back an hour while a call runs, and forth again."""
+    account = account_in(opened(), Budget(tokens=100, seconds=10_000.0, shared=True))
+    held = account.reserve(60)
+    ages_s = []
+    for step_ms in (1000, -3_600_000, 1000, 3_600_000):
+        opened.clock.ms += step_ms
+        account.tool_call()
+        ages_s.append(account.used.seconds)
+    assert 0 <= ages_s[0] <= ages_s[1] <= ages_s[2] <= ages_s[3]
+    held.settle(used(50))
+    assert (50, 0) == (account.used.tokens, account.reserved.tokens)
+    account.check()
+
+
 def test_a_process_that_lives_renews_its_leases(opened):
     """However long its calls take."""
     purses = opened()
@@ -204,14 +220,17 @@ def test_processes_with_threads_never_overspend_one_budget(url):
 def _checks_and_records(url, steps, results):
     with process(url) as purses:
         account = account_in(purses, Budget(tokens=10**9, shared=True))
+        waits_s = []
         for _ in range(steps):
+            began_s = time.monotonic()
             account.reserve(10).settle(used(7))
-        results.put(steps)
+            waits_s.append(time.monotonic() - began_s)
+        results.put(waits_s)
 
 
 @pytest.mark.slow
 def test_eight_processes_and_a_long_reader_lose_nothing(tmp_path):
-    """500 steps each on one file: no error, and the sums are exact."""
+    """500 steps each on one file: no error, no long wait, and the sums are exact."""
     path = tmp_path / "ledger.sqlite"
     url = sqlite_url(path)
     with process(url) as purses:
@@ -224,7 +243,9 @@ def test_eight_processes_and_a_long_reader_lose_nothing(tmp_path):
         children = [SPAWN.Process(target=_checks_and_records, args=(url, 500, results)) for _ in range(8)]
         for child in children:
             child.start()
-        assert sum(results.get(timeout=100) for _ in children) == 4000
+        waits_s = sorted(wait for _ in children for wait in results.get(timeout=100))
+        assert 4000 == len(waits_s)
+        assert waits_s[3960] < shared.WAIT_S  # of a hundred steps 99 do not come near what would be an error
         for child in children:
             child.join()
         reader.close()
