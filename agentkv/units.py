@@ -42,6 +42,8 @@ _NEXT_UNIT = 1024
 _MILLISECONDS_BELOW_S = 0.9995
 _DECIMALS_BELOW_S = 0.01
 _MINUTES_FROM_S = 120
+_HOURS_FROM_MIN = 120
+_DAYS_FROM_H = 48
 
 
 def format_bytes(size_bytes: float) -> str:
@@ -55,10 +57,16 @@ def format_bytes(size_bytes: float) -> str:
 
 
 def format_seconds(seconds: float) -> str:
-    """A duration for people: "0 ms", "2.5 ms", "18 ms", "3.4 s", "2 min 5 s"."""
+    """A duration for people: "0 ms", "2.5 ms", "18 ms", "3.4 s", "2 min 5 s", "3 h 20 min", "2 d 4 h"."""
     if seconds < _MILLISECONDS_BELOW_S:
         return f"{seconds * 1000:.1f} ms" if 0 < seconds < _DECIMALS_BELOW_S else f"{seconds * 1000:.0f} ms"
     if seconds < _MINUTES_FROM_S:
         return f"{seconds:.1f} s"
     minutes, rest = divmod(round(seconds), 60)
-    return f"{minutes} min {rest} s"
+    if minutes < _HOURS_FROM_MIN:
+        return f"{minutes} min {rest} s"
+    hours, minutes = divmod(round(seconds / 60), 60)
+    if hours < _DAYS_FROM_H:
+        return f"{hours} h {minutes} min"
+    days, hours = divmod(round(seconds / 3600), 24)
+    return f"{days:,} d {hours} h"

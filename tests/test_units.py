@@ -36,7 +36,19 @@ def test_every_size_prints(size):
 
 
 @pytest.mark.parametrize(
-    ("seconds", "text"), [(0, "0 ms"), (0.0024, "2.4 ms"), (0.018, "18 ms"), (3.44, "3.4 s"), (125, "2 min 5 s")]
+    ("seconds", "text"),
+    [
+        (0, "0 ms"),
+        (0.0024, "2.4 ms"),
+        (0.018, "18 ms"),
+        (3.44, "3.4 s"),
+        (125, "2 min 5 s"),
+        (7199, "119 min 59 s"),
+        (7200, "2 h 0 min"),
+        (12_000, "3 h 20 min"),
+        (172_799, "2 d 0 h"),
+        (187_200, "2 d 4 h"),
+    ],
 )
 def test_durations_print_for_people(seconds, text):
     """Milliseconds, seconds, minutes."""

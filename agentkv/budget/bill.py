@@ -126,8 +126,9 @@ class Bill:
         paid = [call for call in calls if not call.served_locally]
         unpriced = sum(call.cost_usd is None for call in paid)
         sizes = [call.usage.total_tokens for call in paid if call.usage.total_tokens]  # a refused call has no context
-        started_ms = min((_begin_ms(fact) for fact in mine), default=None)
-        last_ms = max((_end_ms(fact) for fact in mine), default=None)
+        timed = [fact for fact in mine if fact.at_ms] or mine  # a clock that was not set yet tells no time
+        started_ms = min((_begin_ms(fact) for fact in timed), default=None)
+        last_ms = max((_end_ms(fact) for fact in timed), default=None)
         return cls(
             task=task,
             usage=_sum_of(paid),

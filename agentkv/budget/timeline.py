@@ -7,7 +7,8 @@ other in the order in which an engine goes through them; what the engine's timin
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 from agentkv.budget.bill import Bill
 from agentkv.budget.branches import place_of
@@ -16,6 +17,7 @@ from agentkv.budget.facts import ModelCall, ToolCallFact
 PHASES = ("queue", "restore", "recompute", "prefill", "decode", "model", "tool", "failed")
 TIERS = {"device": "KV on the device", "host": "KV in host memory", "disk": "KV on disk", "lost": "KV dropped"}
 MAX_LANES = 12
+_KINDS = ("calls", "tools", "moves", "events")
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,8 +53,11 @@ class Timeline:
 
 
 def timeline(bill: Bill) -> Timeline:
-    """The timeline; without lanes where nothing has a time."""
+    """The timeline; without lanes where nothing has a time. What a clock that was not set yet stamped is left out."""
     start_ms = bill.started_ms or 0
+    if start_ms > 0:
+        timed: dict[str, Any] = {kind: tuple(fact for fact in getattr(bill, kind) if fact.at_ms) for kind in _KINDS}
+        bill = replace(bill, **timed)
     lanes: dict[str, Lane] = {}
     for call in bill.calls:
         lane = lanes.setdefault(call.session or place_of(call.branch, call.node), Lane(""))

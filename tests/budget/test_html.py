@@ -5,6 +5,7 @@ import re
 import shutil
 import subprocess
 import xml.etree.ElementTree as ET
+from dataclasses import replace
 from datetime import UTC
 from html.parser import HTMLParser
 from zoneinfo import ZoneInfo
@@ -117,6 +118,16 @@ def test_impossible_times_do_not_break_the_page():
     """A clock that went back, a stamp beyond the calendar, a tool that began before the task."""
     facts = [call(100), call(-50), tool(3, 500), TaskFact(task="t", at_ms=2**62)]
     assert "ms since 1970" in page(Bill.from_facts("t", [TaskFact(task="t", at_ms=-(2**60)), *facts]))
+
+
+def test_a_clock_that_was_not_set_yet_does_not_stretch_the_task():
+    """It says 1970, and would press all else into the last pixel; its call is on the bill, and in the table."""
+    unset = replace(call(), at_ms=0)
+    one = Bill.from_facts("t", [TaskFact(task="t"), unset, call(0), call(2)])
+    drawn = timeline(one)
+    assert one.spans.wall_s == drawn.length_ms / 1000 < 60
+    assert (3, 2) == (len(one.calls), sum(len(lane.context) for lane in drawn.lanes))
+    assert "1970" not in page(one)
 
 
 def test_phases_lie_one_behind_the_other_and_the_rest_is_model():
