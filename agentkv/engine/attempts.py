@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from importlib import import_module
 from typing import Any
 
+from agentkv.engine.bounded import bound
+
 _ASKED_AGAIN = frozenset({400, 422})
 _NOT_SENT = frozenset({"ConnectError", "ConnectTimeout", "PoolTimeout", "UnsupportedProtocol", "ProxyError"})
 repeating: ContextVar[Callable[[bool], None] | None] = ContextVar("agentkv_repeating", default=None)
@@ -73,6 +75,7 @@ def noting_async_client(
             except BaseException as error:
                 _note(note, error, request, began_s)
                 raise
+            bound(response)
             _note(note, response, request, began_s)
             return response
 
