@@ -9,9 +9,9 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from decimal import Decimal
-from itertools import accumulate, islice
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from agentkv.budget.account import Account, Both, Reservation
@@ -27,6 +27,7 @@ from agentkv.errors import GenerationCancelled
 from agentkv.runtime.accounts import Accounts
 from agentkv.runtime.pricing import Pricing
 from agentkv.runtime.tools import ToolScope
+from agentkv.runtime.tries import with_tries
 
 if TYPE_CHECKING:
     from agentkv.budget.bill import Bill
@@ -226,23 +227,7 @@ class Books:
                 error="" if error is None else type(error).__name__,
                 loop=loop,
             )
-            began_ms = list(accumulate((round(one.seconds * 1000) for one in stream.attempts), initial=at_ms))
-            before = [  # attempts of the same call that failed, one after the other
-                replace(
-                    call,
-                    at_ms=begin_ms,
-                    usage=attempt.spent.usage,
-                    timing=Timing(total_s=attempt.seconds),
-                    status="failed",
-                    estimated=attempt.spent.estimated,
-                    service_tier=attempt.spent.service_tier,
-                    cached_by={},
-                    device_s=0.0,
-                    error=attempt.error,
-                )
-                for attempt, begin_ms in zip(stream.attempts, began_ms, strict=False)
-            ]
-            facts = [self._priced(fact) for fact in (*before, call)]
+            facts = [self._priced(fact) for fact in with_tries(call, stream.attempts)]
             reservation.settle(
                 sum((fact.usage for fact in facts), Usage()),
                 usd=sum((fact.cost_usd for fact in facts if fact.cost_usd is not None), Decimal(0)),
