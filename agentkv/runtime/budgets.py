@@ -15,7 +15,7 @@ from agentkv.core.host import Host
 from agentkv.core.task import Caller, PriorityClass
 from agentkv.errors import BudgetExceeded
 from agentkv.runtime.books import Books
-from agentkv.runtime.gate import Gate, in_loop
+from agentkv.runtime.gate import Gate, in_loop, notice
 
 if TYPE_CHECKING:
     from agentkv.budget.admission import Admission, Place
@@ -108,6 +108,10 @@ class Budgets:
     def finishes(self, task: str) -> bool:
         """Whether the task is to end by itself where its budget does."""
         return self._named(task).budget.on_exceeded == "finish"
+
+    def notice(self, caller: Caller) -> str:
+        """What the caller's model is to be told once at the soft mark; "" if nothing."""
+        return notice(self._books.account(caller.task), caller.branch)
 
     def place(self, key: str, *, task_type: str, tenant: str, priority: PriorityClass) -> Place | None:
         """A place for a task, to be waited for; None where none is needed. Raises QueueFull."""

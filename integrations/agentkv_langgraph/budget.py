@@ -1,4 +1,4 @@
-"""Budgets inside LangGraph: a refusal that nothing swallows, and what a refused tool or model call answers.
+"""Budgets inside LangGraph: a refusal that nothing swallows, what a refused call answers, and the notice before that.
 
 A tool node may turn what a tool raises into a message for the model (`handle_tool_errors=True`), and retry policies
 look at types: neither touches LangGraph's own control flow, so in a graph a refusal is one of these.
@@ -6,15 +6,19 @@ look at types: neither touches LangGraph's own control flow, so in a graph a ref
 
 from __future__ import annotations
 
+import threading
+from collections import OrderedDict
+from collections.abc import Sequence
 from typing import Any, Self
 
-from langchain_core.messages import AIMessage, ToolMessage
+from langchain_core.messages import AIMessage, BaseMessage, ToolMessage
 from langchain_core.runnables.config import var_child_runnable_config
 from langgraph.errors import GraphBubbleUp
 
 from agentkv.errors import BudgetExceeded
 from agentkv.runtime.gate import closing_words
 
+_MAX_TOLD = 4096
 _SCRATCHPAD = "__pregel_scratchpad"  # LangGraph's own constant; only a running node's config has it
 
 
@@ -62,3 +66,40 @@ def closed(kv: Any, messages: list[Any], refused: BudgetExceeded) -> AIMessage:
     said = next((m.text for m in reversed(messages) if isinstance(m, AIMessage) and m.text.strip()), "")
     about = {"finish_reason": "stop", "agentkv": {"stopped_by": "budget"}}
     return AIMessage(content=closing_words(said, refused), response_metadata=about)
+
+
+class Notices:
+    """The notice of a budget's soft mark in prompts of another client: behind the message that was last then, for good.
+
+    A prompt is only added to, because every later one shows it at the same place. Thread-safe.
+    """
+
+    def __init__(self, kv: Any) -> None:
+        self._kv = kv
+        self._lock = threading.Lock()
+        self._told: OrderedDict[tuple[str, str], tuple[str, str]] = (
+            OrderedDict()
+        )  # message and text, by task and branch
+
+    def shown(self, messages: Sequence[BaseMessage]) -> Sequence[BaseMessage]:
+        """The messages as the model is to see them; the caller's own stay as they are."""
+        caller = self._kv.caller()
+        place = (caller.task, caller.branch)
+        with self._lock:
+            told = self._told.get(place)
+            last = messages[-1] if messages else None
+            if told is None and last is not None and last.id and not isinstance(last, AIMessage):
+                text = self._kv.budgets.notice(caller)
+                if text:
+                    told = self._told[place] = (last.id, text)
+                    while len(self._told) > _MAX_TOLD:
+                        self._told.popitem(last=False)
+        if told is None:
+            return messages
+        return [_with_text(message, told[1]) if message.id == told[0] else message for message in messages]
+
+
+def _with_text(message: BaseMessage, text: str) -> BaseMessage:
+    content: Any = message.content
+    more = f"{content}\n\n{text}" if isinstance(content, str) else [*content, {"type": "text", "text": text}]
+    return message.model_copy(update={"content": more})

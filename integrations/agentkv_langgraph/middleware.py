@@ -18,7 +18,7 @@ from langchain_core.runnables.config import var_child_runnable_config
 
 from agentkv import log
 from agentkv.errors import BudgetExceeded, ExtraMissing
-from agentkv_langgraph.budget import closed
+from agentkv_langgraph.budget import Notices, closed
 from agentkv_langgraph.callback import callback_of
 from agentkv_langgraph.endpoints import Endpoints, Kind, hinted, is_refusal
 from agentkv_langgraph.outputs import read_output_tool
@@ -58,6 +58,7 @@ class AgentKVMiddleware(AgentMiddleware):
         self._callback = callback_of(kv)
         self._endpoints = Endpoints(hints or {})
         self._wrappers = tool_wrappers(kv, slim=slim)
+        self._notices = Notices(kv)
         number = next(_numbers)
         self._name = name or (type(self).__name__ if number == 1 else f"{type(self).__name__}-{number}")
         self.tools = [read_output_tool(kv)] if read_output else []
@@ -71,7 +72,7 @@ class AgentKVMiddleware(AgentMiddleware):
     def wrap_model_call(self, request: ModelRequest, handler: Callable[[ModelRequest], Any]) -> Any:
         try:
             with self._billed():
-                return self._called(request, handler)
+                return self._called(self._noticed(request), handler)
         except BudgetExceeded as refused:
             return closed(self._kv, request.messages, refused)
 
@@ -93,7 +94,7 @@ class AgentKVMiddleware(AgentMiddleware):
     ) -> Any:
         try:
             with self._billed():
-                return await self._acalled(request, handler)
+                return await self._acalled(self._noticed(request), handler)
         except BudgetExceeded as refused:
             return closed(self._kv, request.messages, refused)
 
@@ -107,6 +108,17 @@ class AgentKVMiddleware(AgentMiddleware):
         answer = await handler(request)
         self._took_back(request)
         return answer
+
+    def _noticed(self, request: Any) -> Any:
+        """The request with the notice of its budget's soft mark, if it is to have one. Never an error."""
+        if getattr(request.model, "_llm_type", "") == "agentkv":  # its prompts get it on their way
+            return request
+        try:
+            shown = self._notices.shown(request.messages)
+            return request if shown is request.messages else request.override(messages=list(shown))
+        except Exception as error:
+            log.failed("middleware_notice_failed", error=repr(error))
+            return request
 
     def _told(self, request: Any) -> Any:
         """The request with hints; the same where there are none. Never an error."""

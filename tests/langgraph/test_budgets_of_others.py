@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import operator
 import sys
 from decimal import Decimal
@@ -282,3 +283,22 @@ def test_an_agent_of_another_client_that_raises_raises(kv, server):
     with kv.task("t", budget=Budget(model_calls=0), final=False), pytest.raises(BudgetStop):
         agent_of(kv, server).invoke({"messages": [("user", "go")]})
     assert [] == server.bodies
+
+
+def test_an_agent_of_another_client_is_told_of_the_soft_mark_once_at_the_tail(kv, server):
+    """Behind the tool result that was last then; later prompts only add to it, and the state holds nothing of it."""
+    server.replies[:], server.again = [*(calling(number) for number in range(4)), ANSWER], False
+    with kv.task("t", budget=Budget(model_calls=5, soft=0.6), final=False):
+        end = agent_of(kv, server).invoke({"messages": [("user", "go")]})["messages"]
+    prompts = [body["messages"] for body in server.bodies]
+    told = [[number for number, message in enumerate(prompt) if "[budget]" in str(message)] for prompt in prompts]
+    assert [[], [], [], [6], [6]] == told
+    assert 7 == len(prompts[3])  # it was the last one
+    assert all(longer[: len(shorter)] == shorter for shorter, longer in itertools.pairwise(prompts))
+    assert "[budget]" not in str(end)
+
+
+def test_without_a_budget_an_agents_request_is_left_as_it_is(kv, server):
+    """Nothing is added, and nothing copied."""
+    agent_of(kv, server).invoke({"messages": [("user", "go")]})
+    assert "budget" not in str(server.bodies)
