@@ -1,5 +1,7 @@
 """A whole AgentKV that tells OpenTelemetry and Prometheus: what they add up is the bill."""
 
+from collections import Counter
+
 import pytest
 
 pytest.importorskip("opentelemetry.sdk", reason="no OpenTelemetry: pip install 'agentkv-sdk[otel]'")
@@ -46,3 +48,54 @@ def test_spans_and_metrics_of_a_run_are_its_bill():
     assert f'agentkv_tokens_total{{kind="input",model="scripted"}} {bill.usage.input_tokens}.0' in text
     assert ("ask", True, 1) == (bill.task_type, bill.completed, bill.agent_messages)
     assert bill.delivered
+
+
+def test_the_spans_of_a_graph_are_nested_as_its_agents_are():
+    """A graph in a graph and five sent branches, each with a tool and a model: the sum over the chat spans is the bill."""
+    exporter = InMemorySpanExporter()
+    tracers = TracerProvider()
+    tracers.add_span_processor(SimpleSpanProcessor(exporter))
+    with (
+        AgentKV.with_engine(ScriptedEngine(["one two three"] * 7)) as kv,
+        OpenTelemetry(kv, tracer_provider=tracers),
+    ):
+        graph(kv).invoke({"messages": [("user", "hi")]}, {"configurable": {"thread_id": "t"}})
+        kv.finish("t")
+        bill = kv.report("t")
+    spans = exporter.get_finished_spans()
+    by_id = {one.context.span_id: one for one in spans}
+
+    def path(span):
+        return (f"{path(by_id[span.parent.span_id])} > " if span.parent else "") + span.name
+
+    agents = {"invoke_agent": 1, "invoke_agent > invoke_agent sub": 1, "invoke_agent > invoke_agent worker": 5}
+    done = {f"{agent} > {deed}": n for agent, n in agents.items() for deed in ("chat scripted", "execute_tool grep")}
+    assert agents | done == Counter(map(path, spans))
+    chats = [one for one in spans if one.attributes[names.GEN_AI_OPERATION] == names.CHAT]
+    assert bill.usage.input_tokens == sum(one.attributes[names.GEN_AI_INPUT_TOKENS] for one in chats)
+    assert 7 == bill.usage.calls == next(s for s in spans if s.parent is None).attributes[names.AGGREGATE_CALLS]
+
+
+def graph(kv):
+    from agentkv_langgraph import ChatAgentKV
+    from langgraph.graph import START, MessagesState, StateGraph
+    from langgraph.types import Send
+
+    model = ChatAgentKV(kv=kv)
+
+    def step(state):
+        with kv.tool("grep"):
+            pass
+        return {"messages": [model.invoke(state["messages"])]}
+
+    inner = StateGraph(MessagesState)
+    inner.add_node("answer", step)
+    inner.add_edge(START, "answer")
+    outer = StateGraph(MessagesState)
+    outer.add_node("plan", step)
+    outer.add_node("sub", inner.compile())
+    outer.add_node("worker", step)
+    outer.add_edge(START, "plan")
+    outer.add_edge("plan", "sub")
+    outer.add_conditional_edges("sub", lambda state: [Send("worker", state) for _ in range(5)], ["worker"])
+    return kv.attach(outer.compile())
