@@ -103,7 +103,9 @@ class Dynamo:
         if self._details:
             nvext["extra_fields"] = ["worker_id", "timing"]
         headers = headers_of(about)
-        return Extra(body={"nvext": nvext} if nvext else {}, headers=headers) if nvext or headers else None
+        if not nvext and not headers:
+            return None
+        return Extra(body={"nvext": nvext} if nvext else {}, headers=headers, session=about.session)
 
     def ended(self, session: str, *, tokens: int, cached_tokens: int | None) -> None:
         """Nothing was taken that had to be given back."""
@@ -166,7 +168,10 @@ class Dynamo:
         if not model:
             return Outcome.UNSUPPORTED, "the model's name is not known"
         body = {"model": model, "messages": [{"role": "user", "content": "."}], "max_tokens": 1, "stream": False}
-        self._server.post("/v1/chat/completions", body, within_s, headers={SESSION: safe(session), FINAL: "true"})
+        headers = {SESSION: safe(session), FINAL: "true"}
+        answer = self._server.post("/v1/chat/completions", body, within_s, headers=headers)
+        if not isinstance(answer, Mapping):
+            raise Unreachable("/v1/chat/completions: an answer of another kind")
         return Outcome.ADVISORY, "told as the session's last request"
 
     def tick(self) -> tuple[Sequence[DeliveryReceipt], float | None]:
