@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from agentkv.engine.local.convert import doubtful_tokenizer, unpacked_bytes
+from agentkv.engine.local.convert import doubtful_tokenizer, stored_dtype, unpacked_bytes
 from agentkv.engine.local.dtypes import device_of, dtype_of, name_of
 from agentkv.engine.local.features import context_tokens, refusal, windows
 from agentkv.engine.local.gguf_file import GgufFile, read_gguf
@@ -29,7 +29,7 @@ from agentkv.kv.limits import available_bytes
 CHUNK_TOKENS = 512
 """Prefilled at a time, by default: what working memory is reckoned for."""
 _FLOATS = {"F64", "F32", "F16", "BF16"}
-_LIBRARIES_BYTES = 150 << 20
+_LIBRARIES_BYTES = 250 << 20
 """Tokenizer, transformers' own objects and allocator slack; measured on the CPU with SmolLM2."""
 
 
@@ -113,7 +113,7 @@ def estimate(name: str, *, device: str = "auto", dtype: str = "auto") -> Estimat
 def _gguf_config(read: GgufFile) -> Any:
     from transformers import AutoConfig
 
-    fields = {**config_of(read), "dtype": "bfloat16"}
+    fields = {**config_of(read), "dtype": stored_dtype(read)}
     with quiet():
         return AutoConfig.for_model(fields.pop("model_type"), **fields)
 

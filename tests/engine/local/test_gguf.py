@@ -346,10 +346,10 @@ def test_a_full_disk_is_told_before_it_is_full(original, tmp_path, monkeypatch):
 def test_unpacking_needs_little_memory_and_loading_what_the_weights_need(tmp_path):
     """A Q4 file of 94 MiB: 257 MiB in bfloat16. Unpacking it never holds more than a few rows (M1)."""
     code = (
-        "import json, resource, sys\n"
+        "import json, re, sys\n"
         "import torch, transformers\n"
         "from agentkv.engine.local import convert, loader\n"
-        "def peak(): return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024\n"
+        "def peak(): return int(re.search(r'VmHWM:\\s+(\\d+)', open('/proc/self/status').read())[1]) / 1024\n"
         "from transformers import AutoTokenizer, AutoModelForCausalLM\n"
         "before = peak()\n"
         "folder = convert.converted(loader._packaged_file(), progress=lambda line: None)\n"
