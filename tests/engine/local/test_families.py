@@ -18,7 +18,7 @@ from agentkv.engine.local.engine import LocalEngine
 from agentkv.engine.local.features import windows
 from agentkv.engine.local.loader import load_model
 from agentkv.engine.local.runner import Runner, Span
-from agentkv.errors import PromptTooLong
+from agentkv.errors import PromptTooLong, UnsupportedModel
 
 FAMILIES = [
     "llama", "llama-3", "smollm2", "smollm3", "qwen2", "qwen2.5-yarn", "qwen2-window", "qwen3", "qwen3-moe", "mistral",
@@ -185,6 +185,28 @@ def test_a_window_that_is_ignored_or_off_by_one_would_be_seen(case, family, monk
         monkeypatch.setattr("agentkv.engine.local.attention._checked", lambda *_args: None)
         logits = runner.forward([Span(token_ids=IDS, start=0, blocks=list(range(1, 8)), sample=True)])
         assert float((logits[0] - expected).abs().max()) > 0.01
+
+
+def test_the_trial_at_loading_crosses_the_borders_of_windows(models, tmp_path, monkeypatch):
+    """A window that is one token too wide is refused at load, though the model's own is longer than the trial."""
+    models.save(tmp_path, "mistral-window", sliding_window=512)
+    load_model(str(tmp_path), device="cpu", dtype="float32")
+    honest = Runner._chunk_mask
+    monkeypatch.setattr(
+        Runner, "_chunk_mask", lambda self, count, tokens, window: honest(self, count, tokens, window + 1)
+    )
+    with pytest.raises(UnsupportedModel, match="differs from its own attention"):
+        load_model(str(tmp_path), device="cpu", dtype="float32")
+
+
+def test_a_layer_that_asks_for_another_window_than_the_config_is_refused(models, tmp_path, monkeypatch):
+    """Blocks are read by the config; a model class that means something else by it must not run."""
+    from agentkv.engine.local import features
+
+    models.save(tmp_path, "ministral")
+    monkeypatch.setattr("agentkv.engine.local.runner.windows", lambda config: (0,) * len(features.windows(config)))
+    with pytest.raises(UnsupportedModel, match="has a window of 6, but the config says None"):
+        load_model(str(tmp_path), device="cpu", dtype="float32")
 
 
 @pytest.mark.parametrize(("family", "change"), [("gemma2", {"softcap": None}), ("gpt-oss", {"sinks": None})])

@@ -364,6 +364,23 @@ def test_bitsandbytes_checkpoints_are_loaded_where_it_is_installed(models, tmp_p
     _answers_as_transformers(models, folder, _load(folder))
 
 
+def test_gpt_oss_as_published_is_unpacked_where_no_kernel_is(models, tmp_path):
+    """Its experts are stored in mxfp4; on the CPU transformers makes plain numbers of them."""
+    from safetensors.torch import load_file, save_file
+
+    folder = models.save(tmp_path, "gpt-oss")
+    weights = load_file(folder / "model.safetensors")
+    generator = torch.Generator().manual_seed(3)
+    for name in [name for name in weights if name.endswith(("gate_up_proj", "down_proj"))]:
+        experts, inner, outer = weights.pop(name).shape
+        shape = (experts, outer, inner // 32)
+        weights[f"{name}_blocks"] = torch.randint(0, 256, (*shape, 16), dtype=torch.uint8, generator=generator)
+        weights[f"{name}_scales"] = torch.full(shape, 124, dtype=torch.uint8)
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    models.edit(folder, "config.json", quantization_config={"quant_method": "mxfp4"})
+    _answers_as_transformers(models, folder, _load(folder))
+
+
 # -- offline (M13)
 
 _COUNTING = """
