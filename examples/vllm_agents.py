@@ -74,7 +74,7 @@ def start(args: argparse.Namespace, folder: Path) -> tuple[subprocess.Popen[byte
     command = [
         str(python().with_name("vllm")), "serve", args.model or str(model_folder()), "--served-model-name", MODEL,
         "--host", "127.0.0.1", "--port", str(port), "--enable-prefix-caching", "--enable-prompt-tokens-details",
-        "--enforce-eager", "--block-size", str(args.block_tokens), "--max-model-len", str(args.tokens),
+        "--enforce-eager", "--block-size", str(args.block_tokens), "--max-model-len", str(min(args.tokens, args.pool_tokens - args.block_tokens)),
         "--max-num-seqs", "4", "--num-gpu-blocks-override", str(args.pool_tokens // args.block_tokens),
         "--shutdown-timeout", "10",
     ]  # fmt: skip

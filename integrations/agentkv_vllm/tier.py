@@ -152,6 +152,7 @@ class AgentKVTier(SecondaryTierManager):
         except Exception as error:
             log.failed("vllm_promotion_failed", error=repr(error))
             return
+        self._side.count("under_way")
         self._promotions.append(_Promotion(due, context, list(due.keys), self._side.sessions.clock.now_s()))
 
     def _go_on(self, parent: Any, promotion: _Promotion, room: int) -> int:
@@ -186,6 +187,7 @@ class AgentKVTier(SecondaryTierManager):
 
     def _end(self, parent: Any, promotion: _Promotion, passed_s: float) -> None:
         self._promotions.remove(promotion)
+        self._side.count("under_way", -1)
         self._side.count("promoted_blocks", len(promotion.moved))
         self._side.sessions.loaded(len(promotion.moved), passed_s)
         try:
