@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from agentkv.core.message import ToolSpec
+from agentkv.engine.local.schemas import closed, finite
 from agentkv.engine.local.toolcalls import CLOSE, OPEN
 from agentkv.engine.request import Request
 
@@ -72,7 +73,7 @@ def _bodies(tools: Sequence[ToolSpec]) -> str:
     lines = ["body: " + " | ".join(f"tool_{number}" for number in range(len(tools)))]
     for number, tool in enumerate(tools):
         head = f'{{"name": {json.dumps(tool.name, ensure_ascii=False)}, "arguments": '
-        arguments = _json({"type": "object"} | dict(tool.parameters), lenient=not tool.strict)
+        arguments = _json(closed({"type": "object"} | dict(tool.parameters)), lenient=not tool.strict)
         lines.append(f"tool_{number}: {_text(head)} {arguments} {_text('}')}")
     return "\n".join(lines) + "\n"
 
@@ -80,7 +81,7 @@ def _bodies(tools: Sequence[ToolSpec]) -> str:
 def _json(schema: Mapping[str, Any], *, lenient: bool) -> str:
     """A JSON value valid under `schema`; `lenient`: keywords that cannot be held are left to the model."""
     options = _COMPACT | ({"lenient": True} if lenient else {})
-    return "%json " + json.dumps({**schema, "x-guidance": options}, ensure_ascii=False)
+    return "%json " + json.dumps({**finite(schema), "x-guidance": options}, ensure_ascii=False)
 
 
 def _text(text: str) -> str:
