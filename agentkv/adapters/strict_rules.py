@@ -1,8 +1,8 @@
 """What StrictServer refuses in the manner of real engines, in their words: `refusal(dialect, ...)`.
 
 Covers OpenAI's oldest field list, Dynamo 1.6.1 (strict `nvext`, ids of at most 256 bytes) and vLLM (unknown fields are
-ignored, a priority is refused unless the scheduler has priorities). Measured on the servers themselves; values that
-no adapter of ours sends are not checked.
+ignored; a priority is refused as 0.33 does unless it schedules by them, where 0.32 takes it and does nothing with it).
+Measured on the servers themselves; values that no adapter of ours sends are not checked.
 """
 
 from __future__ import annotations

