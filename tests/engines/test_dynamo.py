@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import time
+from pathlib import Path
 
 import httpx
 import pytest
@@ -183,6 +186,17 @@ def test_an_agent_with_nothing_but_tools(dynamo_server, monkeypatch):
     events = [record["event_type"] for record in records]
     assert answer.usage.cached_tokens > 0.8 * answer.usage.input_tokens
     assert (3, 3, 4) == tuple(events.count(kind) for kind in ("tool_start", "tool_end", "request_end"))
+
+
+def test_the_example_runs(dynamo_server):
+    """Starting servers of its own, as a newcomer does."""
+    command = [sys.executable, str(Path(__file__).parents[2] / "examples" / "dynamo.py")]
+    run = subprocess.run(command, capture_output=True, text=True, timeout=90, check=False)
+    assert (0, "") == (run.returncode, run.stderr)
+    assert 9 == len([line for line in run.stdout.splitlines() if "cached" in line])
+    assert "'adapter': 'dynamo'" in run.stdout
+    assert "'failed': 0" in run.stdout
+    assert "tool_end" in run.stdout
 
 
 def test_a_frontend_that_dies_is_a_failed_receipt(dynamo_server):
