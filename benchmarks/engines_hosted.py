@@ -106,8 +106,9 @@ def _kept(wait_s: float, tokens: int, mark: Mark, prices: CachePrices, *, length
 class Ours:
     """What the policy pays, learning as it goes."""
 
-    def __init__(self, prices: CachePrices, *, lengthens: bool = False) -> None:
+    def __init__(self, prices: CachePrices, *, keeps: bool = True, lengthens: bool = False) -> None:
         self.prices = prices
+        self.keeps = keeps
         self.lengthens = lengthens
         self.pings = 0
         self.marks: Counter[str] = Counter()
@@ -125,7 +126,7 @@ class Ours:
                 kind = "person" if call.person else "tool"
                 forecast = self._forecaster.forecast(kind, "", session=name)
                 alive_s = prices.lasts_s(mark)
-                while mark != "none" and call.wait_s > alive_s:
+                while self.keeps and mark != "none" and call.wait_s > alive_s:
                     deed = keep_alive(forecast, prices, mark, elapsed_s=alive_s, lengthens=self.lengthens)
                     if deed == "none":
                         break
@@ -160,7 +161,7 @@ class Ours:
         ]
         return choose_mark(
             waits, self.prices, live_tokens=live, new_tokens=call.tokens - live, live_mark=mark if live else "none",
-            growth_tokens=self._growth, calls_left=max(CALLS_LEFT, number), lengthens=self.lengthens,
+            growth_tokens=self._growth, calls_left=max(CALLS_LEFT, number), lengthens=self.lengthens, keeps=self.keeps,
         ).mark  # fmt: skip
 
 
@@ -172,6 +173,7 @@ def replay(path: str) -> dict[str, object]:
     better = min(sums["short"], sums["long"])
     ours, paid, least = _paid(sessions, prices)
     longer, longer_paid, longer_least = _paid(sessions, prices, lengthens=True)
+    _, unkept_paid, _ = _paid(sessions, prices, keeps=False)
     _, anew_paid, anew_least = _paid(sessions, prices_of(MODEL, rewrites=True))
     return {
         "ttl_cost_ratio": paid / better,
@@ -179,6 +181,7 @@ def replay(path: str) -> dict[str, object]:
         "ttl_oracle_ratio": least / better,
         "ttl_cost_ratio_lengthened": longer_paid / better,
         "ttl_oracle_gap_lengthened": longer_paid / longer_least - 1,
+        "ttl_cost_ratio_unkept": unkept_paid / better,
         "ttl_cost_ratio_rewritten": anew_paid / better,
         "ttl_oracle_gap_rewritten": anew_paid / anew_least - 1,
         "ttl_oracle_ratio_rewritten": anew_least / better,
@@ -194,9 +197,9 @@ def replay(path: str) -> dict[str, object]:
 
 
 def _paid(
-    sessions: Sequence[Sequence[Call]], prices: CachePrices, *, lengthens: bool = False
+    sessions: Sequence[Sequence[Call]], prices: CachePrices, *, keeps: bool = True, lengthens: bool = False
 ) -> tuple[Ours, float, float]:
     """Who chose, what was paid, and the least that could have been."""
-    ours = Ours(prices, lengthens=lengthens)
+    ours = Ours(prices, keeps=keeps, lengthens=lengthens)
     paid = sum(ours.cost(f"s{number}", calls) for number, calls in enumerate(sessions))
     return ours, paid, sum(bound(calls, prices, lengthens=lengthens) for calls in sessions)

@@ -169,11 +169,13 @@ class Found:
         if made is not None:
             strategy: Strategy | None = made()
             return strategy
-        if provider(self._base_url) is not None or not getattr(self._adapter, "wants_prewarm", True):
+        if provider(self._base_url) is not None:
             return None
         load = Load(self._server)
 
         def busy() -> str:
+            if not getattr(self._adapter, "wants_prewarm", True):
+                return "the engine's own way brings it back"
             told = load.busy()
             if told is None:
                 return "own calls are under way" if running() else ""

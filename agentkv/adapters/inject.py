@@ -84,7 +84,7 @@ class Injector:
         if self._ended is None or extra is None:
             return
         try:
-            self._ended(request, extra, int(request.headers.get("content-length") or 0) // _BYTES_PER_TOKEN)
+            self._ended(request, extra, tokens_of(request))
         except Exception as error:
             log.failed("injection_failed", error=type(error).__name__)
 
@@ -309,6 +309,11 @@ def model_of(request: Any) -> str:
     """The model that a request names; "" where that cannot be seen at once."""
     found = _MODEL.search(request.read())
     return found.group(1).decode("utf-8", "replace") if found else ""
+
+
+def tokens_of(request: Any) -> int:
+    """About how many tokens its prompt has."""
+    return int(request.headers.get("content-length") or 0) // _BYTES_PER_TOKEN
 
 
 def origin_of(request: Any) -> str:

@@ -134,7 +134,7 @@ class LlamaCpp:
             while self._heap and self._heap[0][0] <= self._clock.now_s():
                 _, version, session = heapq.heappop(self._heap)
                 wait = self._waits.get(session)
-                if wait is not None and wait.version == version and self._pool is not None:
+                if wait is not None and wait.version == version and self._pool is not None and self._saves:
                     self._decided(session, wait)
             deeds, self._deeds = self._deeds, []
             return deeds, max(0.0, self._heap[0][0] - self._clock.now_s()) if self._heap else None
@@ -305,7 +305,9 @@ class LlamaCpp:
                 self._saves = False
                 log.warn_once("llamacpp_saves_no_slots", advice="start the server with --slot-save-path")
             raise
-        if step.deed == "restore" and isinstance(answer, Mapping):
+        if not isinstance(answer, Mapping):
+            raise Unreachable(f"/slots/{step.slot}: an answer of another kind")
+        if step.deed == "restore":
             timings, tokens = answer.get("timings"), answer.get("n_restored")
             spent_ms = timings.get("restore_ms") if isinstance(timings, Mapping) else None
             if isinstance(tokens, int) and tokens > 0 and isinstance(spent_ms, int | float) and spent_ms >= 0:

@@ -65,6 +65,10 @@ class Strategy(Protocol):
         """Asked when it is due: "" to send, else why not (and not again in this wait)."""
         ...
 
+    def sent(self, wait: Wait, began_s: float, seconds: float) -> None:
+        """It was sent at `began_s`, and answered `seconds` later."""
+        ...
+
 
 @dataclass(slots=True, kw_only=True)
 class Wait:
@@ -105,6 +109,9 @@ class Prewarming:
         if self._s_per_token is not None:
             return min(MOST_LOAD_S, about.tokens * self._s_per_token)
         return min(MOST_LOAD_S, about.tokens * FIRST_S_PER_TOKEN if about.load_s is None else about.load_s)
+
+    def sent(self, wait: Wait, began_s: float, seconds: float) -> None:  # noqa: ARG002
+        self.took(wait.about.tokens, seconds)
 
     def took(self, tokens: int, seconds: float) -> None:
         """A prewarm of so many tokens took so long."""
@@ -216,13 +223,14 @@ class Prewarm:
                 session, wait = taken
                 sending = Sending()
                 self._sending = (session, sending)
+            sent = False
             try:
-                self._send(session, wait, sending)
+                sent = self._send(session, wait, sending)
             except Exception as error:
                 log.failed("prewarm_failed", error=repr(error))
             with self._turn:
                 self._sending = None
-                if self._waits.get(session) is wait:
+                if sent and self._waits.get(session) is wait:
                     self._plan(session, wait)
 
     def _due(self) -> tuple[str, Wait] | None:
@@ -238,7 +246,8 @@ class Prewarm:
             self._turn.wait(self._heap[0][0] - now_s if self._heap else None)
         return None
 
-    def _send(self, session: str, wait: Wait, sending: Sending) -> None:
+    def _send(self, session: str, wait: Wait, sending: Sending) -> bool:
+        """Whether it was sent and answered; otherwise it is not tried again in this wait."""
         about, now_s = wait.about, self._clock.now_s()
         plan = self._strategy.plan(wait, now_s)
         kept = self.keep.get(session)
@@ -278,9 +287,7 @@ class Prewarm:
                 **said,
             )
         if status == "ok":
-            took = getattr(self._strategy, "took", None)
-            if took is not None:
-                took(about.tokens, seconds)
+            self._strategy.sent(wait, now_s, seconds)
             tokens = (
                 "" if told is None else f": {told.usage.cached_tokens} of {told.usage.input_tokens} tokens were there"
             )
@@ -289,7 +296,7 @@ class Prewarm:
             return self._told(session, purpose, Outcome.ADVISORY, "broken off: the wait is over", seconds)
         return self._told(session, purpose, Outcome.FAILED, error, seconds)
 
-    def _told(self, session: str, purpose: str, outcome: Outcome, detail: str, seconds: float = 0.0) -> None:
+    def _told(self, session: str, purpose: str, outcome: Outcome, detail: str, seconds: float = 0.0) -> bool:
         self._note(
             DeliveryReceipt(
                 adapter="prewarm",
@@ -301,3 +308,4 @@ class Prewarm:
                 seconds=seconds,
             )
         )
+        return outcome is Outcome.APPLIED

@@ -71,15 +71,17 @@ def choose_mark(
     live_mark: Mark = "none",
     growth_tokens: float = 0.0,
     calls_left: float = 1.0,
+    keeps: bool = True,
     lengthens: bool = False,
 ) -> MarkChoice:
     """The mark for a request: `live_tokens` of its prompt are cached under `live_mark`, `new_tokens` are not.
 
     `waits`: what may follow this call (a tool, a person), each with its weight and forecast: which of them it will be is
     not known when the mark is chosen, and is when a keep-alive is. Each mark costs its writing now, and at the next call
-    a read, or writing everything again where it is gone, and the keep-alives that pay (`lengthens`: of both kinds).
-    Where another mark than the live one writes everything anew (`prices.rewrites`), the choice holds for the `calls_left`
-    calls that are expected, and each of them writes `growth_tokens`.
+    a read, or writing everything again where it is gone, and the keep-alives that pay (none without `keeps`; `lengthens`:
+    of both kinds).
+    Where everything is written now, or another mark than the live one would do that (`prices.rewrites`), the choice is one
+    for the `calls_left` calls that are expected, each of which writes `growth_tokens`; else it can be another at the next.
     """
     tokens = live_tokens + new_tokens
     total = sum(weight for weight, _ in waits)
@@ -87,13 +89,14 @@ def choose_mark(
         raise ConfigError("choose_mark needs a forecast with a weight > 0")
     costs: dict[Mark, float] = {}
     for mark in MARKS:
-        later = (
-            sum(weight * wait_cost(forecast, prices, mark, lengthens=lengthens) for weight, forecast in waits) / total
+        costs_later = (
+            weight * wait_cost(forecast, prices, mark, keeps=keeps, lengthens=lengthens) for weight, forecast in waits
         )
+        later = sum(costs_later) / total
         kept = live_tokens if mark == live_mark or not prices.rewrites else 0
         now = kept * prices.read + (tokens - kept) * prices.write(mark)
         after = tokens * later
-        if prices.rewrites:
+        if prices.rewrites or not live_tokens:
             after = calls_left * (after + growth_tokens * prices.write(mark))
         costs[mark] = (now + after) / 1e6
     best = min(MARKS, key=lambda mark: costs[mark])
@@ -104,11 +107,15 @@ def choose_mark(
     )
 
 
-def wait_cost(forecast: Forecast, prices: CachePrices, mark: Mark, *, lengthens: bool = False) -> float:
+def wait_cost(
+    forecast: Forecast, prices: CachePrices, mark: Mark, *, keeps: bool = True, lengthens: bool = False
+) -> float:
     """Expected price of one prefix token from now until the next call has read it, with keep-alives where they pay."""
     if mark == "none":
         return prices.input * (1.0 - forecast.never)
     within = forecast.probability_within(prices.lasts_s(mark))
+    if not keeps:
+        return within * prices.read + max(0.0, 1.0 - within - forecast.never) * prices.write_short
     return within * prices.read + (1.0 - within) * _expired(forecast, prices, mark, lengthens=lengthens)[1]
 
 

@@ -69,6 +69,13 @@ class SessionBook:
             if priority is not None:
                 known.priority = PRIORITIES[priority]
 
+    def seen(self, session: str, caller: Caller, *, model: str, tokens: int) -> None:
+        """Somebody's own client calls for `session` with a prompt of about so many tokens."""
+        with self._lock:
+            known = self._of(session)
+            known.task, known.parent = caller.task, parent_of(session, caller)
+            known.model, known.tokens = model or known.model, tokens
+
     def ended(self, session: str, usage: Usage, timing: Timing | None = None, *, model: str = "") -> None:
         """A call of `session` was answered."""
         with self._lock:

@@ -10,17 +10,17 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
 from agentkv.adapters.base import Extra
 from agentkv.adapters.found import Found
-from agentkv.adapters.inject import Injector, model_of, origin_of
+from agentkv.adapters.inject import Injector, model_of, origin_of, tokens_of
 from agentkv.adapters.prewarm import Prewarm
 from agentkv.adapters.probe import Endpoints, Known, origin
 from agentkv.clock import Clock
-from agentkv.core.hint import Hint, HintKind
+from agentkv.core.hint import Hint, HintKind, SessionFacts
 from agentkv.core.task import UNATTRIBUTED, Caller
 from agentkv.runtime.books import Books
 from agentkv.runtime.emit import Emitter
@@ -54,6 +54,13 @@ class Way:
                 self.warm.hear(hint)
             if hint.kind is HintKind.SESSION_END:
                 self.seen.pop(session, None)
+
+    def turn(self, kind: HintKind, about: SessionFacts) -> None:
+        """Somebody's own client starts or ends a call, of which no hint tells."""
+        if self.warm is not None:
+            self.warm.hear(
+                Hint(id="", kind=kind, at_s=0.0, ts_ms=0, task=about.task, session=about.session, about=about)
+            )
 
     def saw(self, session: str) -> None:
         """It answers a call of this session."""
@@ -123,13 +130,18 @@ class Ways:
             return None
         session = session_of(who)
         way.saw(session)
-        about = self._emitter.book.facts(session, task=who.task)
-        return way.route.carries(replace(about, model=model_of(request)))
+        book = self._emitter.book
+        book.seen(session, who, model=model_of(request), tokens=tokens_of(request))
+        about = book.facts(session, task=who.task)
+        extra = way.route.carries(about)
+        way.turn(HintKind.TURN_START, about)
+        return extra
 
     def _ended(self, request: Any, extra: Extra, tokens: int) -> None:
         way = self._ways.get(origin_of(request))
         if way is not None:
             way.found.ended(extra.session, tokens=tokens, cached_tokens=None)
+            way.turn(HintKind.TURN_END, self._emitter.book.facts(extra.session))
 
     def _may_wait(self, request: Any) -> bool:
         way = self._ways.get(origin_of(request))

@@ -40,9 +40,18 @@ def test_waits_of_half_an_hour_are_worth_the_long_mark():
     assert "long" == mark(waits(1500, 1800, 2100), prices=REWRITES)
 
 
-def test_a_first_prompt_is_kept_alive_rather_than_written_for_an_hour():
-    """The premium on all of it is dearer than six reads; later calls pay it on what they add only."""
-    assert "short" == mark(waits(1500, 1800, 2100))
+def test_a_first_prompt_is_written_for_as_long_as_its_calls_pay_for():
+    """For one call more, six reads are cheaper than the premium on all of it; over twenty they are not."""
+    assert "short" == mark(waits(1500, 1800, 2100), calls=1.0)
+    assert "long" == mark(waits(1500, 1800, 2100), calls=20.0)
+
+
+def test_without_keep_alives_the_hour_is_paid_instead():
+    """Nobody sends them: half an hour between calls is then worth the long mark for all of it."""
+    choice = choose_mark(
+        [(1.0, waits(1500, 1800))], PRICES, live_tokens=0, new_tokens=50_000, keeps=False, calls_left=5
+    )
+    assert "long" == choice.mark
 
 
 def test_another_mark_costs_nothing_for_what_is_live():
