@@ -6,6 +6,7 @@ import contextvars
 from collections.abc import Callable
 from dataclasses import replace
 from decimal import Decimal
+from functools import partial
 from typing import TYPE_CHECKING
 
 from agentkv.budget.account import Account, Both, Reservation, again
@@ -199,7 +200,8 @@ class ModelCalls:
             return
         caller = request.caller
         session = request.session or self._last_session(caller) or ""
-        self._emitter.turn(HintKind.TURN_START, task=caller.task, session=session, node=caller.node)
+        tell = partial(self._emitter.turn, task=caller.task, node=caller.node)
+        tell(HintKind.TURN_START, session=session, request=request)
         if self._planner is not None and session:
             self._planner.turn_started(session)
 
@@ -209,7 +211,7 @@ class ModelCalls:
                 if self._shaper is not None:
                     self._shaper.answered(request, generation)
                 self._prefixes.saw(used, request, generation, self._now_s())
-            self._emitter.turn(HintKind.TURN_END, task=caller.task, session=used, node=caller.node)
+            tell(HintKind.TURN_END, session=used, generation=generation)
             if self._planner is not None and used:
                 self._planner.turn_ended(used)
 
