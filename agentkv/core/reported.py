@@ -97,10 +97,16 @@ def _says_nothing(value: Any) -> bool:
     return value == "" or (isinstance(value, int | float) and value <= 0)
 
 
+_READ = ("usage", "timings", "sglext", "service_tier")
+_REPORTING = {*_READ, "x_groq", "choices"}
+
+
 def report_in(chunk: Any) -> dict[str, Any]:
     """The parts of a response or of a stream's chunk that `reported` reads; {} where there are none."""
+    if type(chunk) is dict and chunk.keys().isdisjoint(_REPORTING):
+        return {}
     found = {}
-    for name in ("usage", "timings", "sglext", "service_tier"):
+    for name in _READ:
         value = _get(chunk, name)
         if value is not None:
             found[name] = value if isinstance(value, str) else plain(value)
