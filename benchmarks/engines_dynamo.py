@@ -1,7 +1,7 @@
 """NVIDIA Dynamo with and without what we tell it: its frontend and router, and its mock engine with two workers.
 
 `dynamo_rejected`: of 1,000 hinted requests through AgentKV, those that the frontend counts as invalid or that failed here;
-`dynamo_identified` of them stand in its own records with the session that made them. `dynamo_hits`: the share of prompts
+`dynamo_identified` of them stand in its own records with the session that made them, and `dynamo_tool_events` events of tools. `dynamo_hits`: the share of prompts
 after a first turn that was cached, by the usage that was reported, and the router's own `kv_hit_rate`, for each router with
 and without session affinity (the server's `--router-session-affinity-ttl-secs` and our header) and speculative prefill.
 The mock engine answers at random and keeps 8,192 tokens in each worker, less than the sessions hold together.
@@ -9,11 +9,13 @@ The mock engine answers at random and keeps 8,192 tokens in each worker, less th
 
 from __future__ import annotations
 
+import contextlib
 import itertools
+import os
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -25,7 +27,7 @@ import httpx
 from common import say
 
 from agentkv import AgentKV, Message, PriorityClass, Request, Sampling
-from agentkv.adapters.dynamo import Dynamo, told
+from agentkv.adapters.dynamo import EVENTS_VARIABLE, Dynamo, told
 from agentkv.core.hint import SessionFacts
 
 AGENTS, CALLS = 50, 20
@@ -52,7 +54,7 @@ def dynamo(args: Any) -> dict[str, object]:
 def rejected() -> dict[str, object]:
     """`AGENTS` agents with tools, `CALLS` calls each, through AgentKV."""
     failures: list[str] = []
-    with example.server() as running:
+    with example.server() as running, told_where(running.events):
         before = counted(running.url, "dynamo_frontend_failures_total", "InvalidRequest")
         with AgentKV.remote(base_url=running.url, model=example.MODEL, ledger="memory", context=None) as kv:
 
@@ -78,16 +80,31 @@ def rejected() -> dict[str, object]:
         requests = counted(running.url, "dynamo_frontend_requests_total", "success")
         invalid = counted(running.url, "dynamo_frontend_failures_total", "InvalidRequest") - before
         time.sleep(0.5)
-        ends = [one for one in running.records() if one["event_type"] == "request_end"]
+        records = running.records()
+    ends = [one for one in records if one["event_type"] == "request_end"]
     calls = [one for one in ends if not one.get("agent_context", {}).get("session_final")]
     return {
         "dynamo_rejected": int(invalid) + len(failures),
         "dynamo_requests": int(requests),
         "dynamo_identified": sum("agent_context" in one for one in calls),
         "dynamo_sessions": len({one["agent_context"]["session_id"] for one in calls if "agent_context" in one}),
+        "dynamo_tool_events": sum(one["event_type"].startswith("tool_") for one in records),
         "dynamo_receipts": {name: reach[name] for name in ("applied", "advisory", "unsupported", "failed")},
         "dynamo_failures": failures[:3],
     }
+
+
+@contextlib.contextmanager
+def told_where(events: str) -> Iterator[None]:
+    """Tool events go there meanwhile."""
+    before = os.environ.get(EVENTS_VARIABLE)
+    os.environ[EVENTS_VARIABLE] = events
+    try:
+        yield
+    finally:
+        os.environ.pop(EVENTS_VARIABLE)
+        if before is not None:
+            os.environ[EVENTS_VARIABLE] = before
 
 
 def conversations(url: str, *, prefill: bool) -> dict[str, float]:
@@ -132,6 +149,3 @@ def counted(url: str, metric: str, label: str) -> float:
 def missing() -> str:
     """Why this section cannot run here; "" if it can."""
     return "" if example.installed() else "Dynamo is missing: make engines ARGS='--only dynamo'"
-
-
-SECTION: Callable[[Any], dict[str, object]] = dynamo
