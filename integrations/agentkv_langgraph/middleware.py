@@ -9,8 +9,8 @@ summary, for instance): `kv.attach(agent)` does.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Awaitable, Callable, Generator, Mapping
-from contextlib import contextmanager
+from collections.abc import Awaitable, Callable, Mapping
+from contextvars import Token
 from typing import Any
 
 from langchain_core.callbacks import BaseCallbackManager
@@ -70,11 +70,13 @@ class AgentKVMiddleware(AgentMiddleware):
     # -- model calls
 
     def wrap_model_call(self, request: ModelRequest, handler: Callable[[ModelRequest], Any]) -> Any:
+        token = self._listen()
         try:
-            with self._billed():
-                return self._called(self._noticed(request), handler)
+            return self._called(self._noticed(request), handler)
         except BudgetExceeded as refused:
             return closed(self._kv, request.messages, refused)
+        finally:
+            _let_go(token)
 
     def _called(self, request: ModelRequest, handler: Callable[[ModelRequest], Any]) -> Any:
         told = self._told(request)
@@ -92,11 +94,13 @@ class AgentKVMiddleware(AgentMiddleware):
         request: ModelRequest,
         handler: Callable[[ModelRequest], Awaitable[Any]],
     ) -> Any:
+        token = self._listen()
         try:
-            with self._billed():
-                return await self._acalled(self._noticed(request), handler)
+            return await self._acalled(self._noticed(request), handler)
         except BudgetExceeded as refused:
             return closed(self._kv, request.messages, refused)
+        finally:
+            _let_go(token)
 
     async def _acalled(self, request: ModelRequest, handler: Callable[[ModelRequest], Awaitable[Any]]) -> Any:
         told = self._told(request)
@@ -135,26 +139,20 @@ class AgentKVMiddleware(AgentMiddleware):
         self._endpoints.refused(request.model)
         log.count("endpoint_refused_hints")
 
-    @contextmanager
-    def _billed(self) -> Generator[None]:
-        """Inside, model calls are heard by this AgentKV's callback; once, where it hears them already."""
+    def _listen(self) -> Token[Any] | None:
+        """From here on model calls are heard by this AgentKV's callback; None where it hears them already."""
         config = var_child_runnable_config.get()
         ours = self._callback
         known = (config or {}).get("callbacks")
         heard = known.handlers if isinstance(known, BaseCallbackManager) else known or ()
         if any(one is ours for one in heard):
-            yield
-            return
+            return None
         callbacks: Any = [*heard, ours]
         if isinstance(known, BaseCallbackManager):
             callbacks = known.copy()
             callbacks.add_handler(ours, inherit=True)
         changed: Any = {**(config or {}), "callbacks": callbacks}
-        token = var_child_runnable_config.set(changed)
-        try:
-            yield
-        finally:
-            var_child_runnable_config.reset(token)
+        return var_child_runnable_config.set(changed)
 
     # -- tool calls
 
@@ -163,3 +161,8 @@ class AgentKVMiddleware(AgentMiddleware):
 
     async def awrap_tool_call(self, request: Any, handler: Callable[[Any], Awaitable[Any]]) -> Any:
         return await self._wrappers["awrap_tool_call"](request, handler)
+
+
+def _let_go(token: Token[Any] | None) -> None:
+    if token is not None:
+        var_child_runnable_config.reset(token)
