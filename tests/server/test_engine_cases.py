@@ -360,6 +360,86 @@ def test_e29_streams_say_what_whole_answers_say(engine_place):
         assert whole["finish_reason"] == chunks[-1].choices[0].finish_reason
 
 
+SCHEMA = {
+    "type": "object",
+    "properties": {"answer": {"enum": ["yes", "no"]}},
+    "required": ["answer"],
+    "additionalProperties": False,
+}
+
+
+def test_e29_held_answers_are_what_was_asked_for(engine_place):
+    """A schema, a required call, a named call, a strict tool, one call at most: valid with a model that knows nothing."""
+    place = engine_place()
+    shape = {"type": "json_schema", "json_schema": {"name": "answer", "schema": SCHEMA, "strict": True}}
+    whole = place.chat(response_format=shape, max_tokens=60, temperature=1.5, seed=1).json()["choices"][0]
+    assert ("stop", True) == (
+        whole["finish_reason"],
+        json.loads(whole["message"]["content"])["answer"] in {"yes", "no"},
+    )
+    tools = [
+        {"type": "function", "function": {"name": name, "parameters": SCHEMA, "strict": True}}
+        for name in ("ask", "tell")
+    ]
+    for choice, names in (
+        ("required", {"ask", "tell"}),
+        ({"type": "function", "function": {"name": "tell"}}, {"tell"}),
+    ):
+        asked = {
+            "tools": tools,
+            "tool_choice": choice,
+            "parallel_tool_calls": False,
+            "max_tokens": 120,
+            "temperature": 1,
+        }
+        whole = place.chat(**asked, seed=2).json()["choices"][0]
+        (call,) = whole["message"]["tool_calls"]
+        assert ("tool_calls", True) == (whole["finish_reason"], call["function"]["name"] in names)
+        assert json.loads(call["function"]["arguments"])["answer"] in {"yes", "no"}
+        with place.openai().chat.completions.stream(
+            model=place.kv.engine.model, messages=[{"role": "user", "content": "hello there"}], seed=2, **asked
+        ) as stream:
+            stream.until_done()
+            (streamed,) = stream.get_final_completion().choices[0].message.tool_calls
+        assert call["function"] == {"name": streamed.function.name, "arguments": streamed.function.arguments}
+
+
+def test_e29_choices_logprobs_bias_and_penalties_have_their_effect(engine_place):
+    """Three seeded choices differ, and are the same again; bytes join to the text; a banned letter is never written."""
+    place = engine_place()
+    asked = {"n": 3, "seed": 5, "temperature": 1.2, "max_tokens": 12}
+    texts = [[c["message"]["content"] for c in place.chat(**asked).json()["choices"]] for _ in range(2)]
+    assert texts[0] == texts[1]
+    assert 3 == len(set(texts[0]))
+    choice = place.chat(logprobs=True, top_logprobs=3, temperature=0, max_tokens=12).json()["choices"][0]
+    entries = choice["logprobs"]["content"]
+    assert choice["message"]["content"].encode() == bytes(byte for entry in entries for byte in entry["bytes"])
+    assert all(len(e["top_logprobs"]) == 3 and e["logprob"] == e["top_logprobs"][0]["logprob"] <= 0 for e in entries)
+    greedy = said(place, temperature=0)
+    ids = place.kv.engine._intake.tokeniser.encode(greedy[0]).ids
+    banned = said(place, temperature=0, logit_bias={str(ids[0]): -100})
+    assert greedy[0] not in banned
+    assert greedy != said(place, temperature=0, frequency_penalty=2, presence_penalty=2)
+    count = place.chat(**asked).json()["usage"]
+    assert count["completion_tokens"] <= 36 < count["completion_tokens"] + count["prompt_tokens"]
+
+
+def test_e29_a_final_message_is_gone_on_with(engine_place):
+    """Only what is new is in the answer: beginning with the greedy answer's first half gives its second."""
+    place = engine_place()
+    greedy = said(place, temperature=0, max_tokens=30)
+    half = [{"role": "user", "content": "hello there"}, {"role": "assistant", "content": greedy[:12]}]
+    rest = said(
+        place,
+        messages=half,
+        continue_final_message=True,
+        add_generation_prompt=False,
+        temperature=0,
+        max_tokens=30 - 12,
+    )
+    assert greedy.startswith(greedy[:12] + rest[:10])
+
+
 def test_e29_echo_and_completions(engine_place):
     """The raw prompt is repeated before the text."""
     place = engine_place()
