@@ -82,7 +82,7 @@ class Board:
 def residency_of(kv: Any, key: str) -> Residency | None:
     """Where the blocks of the task's main session are; None without one, or for an engine without tiers."""
     last_session = getattr(kv.engine, "last_session", None)
-    if last_session is None:
+    if last_session is None or not hasattr(kv.engine, "residency"):
         return None
     session = last_session(Caller(task=key))
     return None if session is None else kv.engine.residency(session)

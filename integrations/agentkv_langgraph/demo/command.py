@@ -60,6 +60,9 @@ def demo(
     ] = None,
     tool_timeout: Annotated[float, typer.Option(min=1.0, help="Seconds after which a tool is killed.")] = 30.0,
     seed: Annotated[int, typer.Option(help="Another seed, another run.")] = 0,
+    engine: Annotated[
+        str, typer.Option(help="Another engine: llamacpp, vllm, or the address of a server (with --model).")
+    ] = "",
 ) -> None:
     """Several LangGraph agents at once on one small device: hints, three tiers, budgets and bills at work.
 
@@ -87,8 +90,13 @@ def demo(
     memory = Memory(device_memory, host_memory, disk)
     settings.policy  # noqa: B018  a ladder that cannot work is refused before a model is loaded
     console = Console()
+    if engine and (compare or record is not None or numbers):
+        raise ConfigError("--compare, --record and the ladder's numbers are for the embedded engine, not for --engine")
     try:
-        failure = _show(console, settings, memory, model=model, compare=compare, json_file=json_file, record=record)
+        if engine:
+            failure = _show_foreign(console, settings, engine, model=model, json_file=json_file)
+        else:
+            failure = _show(console, settings, memory, model=model, compare=compare, json_file=json_file, record=record)
     except KeyboardInterrupt:
         console.print("Stopped. Nothing is left behind.")
         raise typer.Exit(INTERRUPTED) from None
@@ -130,6 +138,24 @@ def _show(
     if json_file is not None:
         json_file.write_text(json.dumps(to_json(run, again), indent=1) + "\n", encoding="utf-8")
     return nothing_moved(run, has_host=memory.host_bytes is not None, has_disk=memory.has_disk, settings=settings)
+
+
+def _show_foreign(console: Console, settings: Settings, engine: str, *, model: str, json_file: Path | None) -> str:
+    """The same agents on another engine. Returns why it failed, "" if it did not."""
+    from agentkv_langgraph.demo import foreign
+    from agentkv_langgraph.demo.scene import perform
+
+    with workshop(cache_folder()) as folder, foreign.served(engine, model=model) as served:
+        console.print(f"{settings.tasks} tasks of {settings.turns} tool calls each: {served.words}.", highlight=False)
+        run, _ = perform(served.maker(), settings, folder, console)
+    for bill in run.bills.values():
+        console.print(str(bill), markup=False, highlight=False)
+    console.print(foreign.closing_table(run))
+    for line in foreign.receipts(run.stats):
+        console.print(line, markup=False, highlight=False, soft_wrap=True)
+    if json_file is not None:
+        json_file.write_text(json.dumps(to_json(run, None), indent=1) + "\n", encoding="utf-8")
+    return ""
 
 
 def nothing_moved(run: Outcome, *, has_host: bool, has_disk: bool, settings: Settings) -> str:
