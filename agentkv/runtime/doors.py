@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
 
 from agentkv.clock import Clock
@@ -19,6 +20,10 @@ from agentkv.runtime.emit import Emitter
 if TYPE_CHECKING:
     from agentkv.runtime.ways import Ways
     from agentkv.server.transport import InProcess
+
+
+passing: ContextVar[Callable[[object], None] | None] = ContextVar("agentkv_passing", default=None)
+"""Told of every call that comes through a door in this context, with the door: it is on the books then."""
 
 
 class Doors:
@@ -47,8 +52,14 @@ class Doors:
         with self._lock:
             if self._in_process is None:
                 app = create_app(self._submit, model=self._engine.model, count_tokens=self._engine.count_tokens)
-                self._in_process = InProcess(app, identify=self._caller)
+                self._in_process = InProcess(app, identify=self._identified)
             return self._in_process
+
+    def _identified(self) -> Caller:
+        told = passing.get()
+        if told is not None:
+            told(self)
+        return self._caller()
 
     def http_client(self, *, keep_alive: bool = False, **options: Any) -> Any:
         """An HTTP client for clients of your own: `OpenAI(http_client=...)`, `ChatOpenAI(http_client=...)`, `Anthropic(...)`.

@@ -13,6 +13,7 @@ import time
 from collections import OrderedDict
 from contextlib import nullcontext
 from contextvars import ContextVar
+from functools import partial
 from typing import Any
 from uuid import UUID
 from weakref import WeakValueDictionary
@@ -28,6 +29,7 @@ from agentkv.core.task import UNATTRIBUTED, Caller
 from agentkv.core.usage import Usage
 from agentkv.engine.attempts import FailedTry
 from agentkv.errors import AgentKVError, BudgetExceeded
+from agentkv.runtime.doors import passing
 from agentkv_langgraph.caller import caller_of_metadata
 from agentkv_langgraph.spent import ModelRun, causes
 
@@ -164,9 +166,16 @@ class AgentKVCallback(BaseCallbackHandler):
         except Exception as error:
             log.failed("callback_failed", where="model_start", error=repr(error))
         _running.set(started)
+        passing.set(partial(self._through_door, started))
         with self._lock:
             self._models[run_id] = started
         self._tell_turn(HintKind.TURN_START, started)
+
+    def _through_door(self, run: ModelRun, door: object) -> None:
+        """The client is one of ours (`kv.openai()`): the engine reserves, books and settles the call itself."""
+        if door is self._kv._doors and not run.ours:
+            run.through_door = True
+            run.over()
 
     def on_llm_new_token(self, token: Any, *, chunk: Any = None, run_id: UUID, **kwargs: Any) -> None:
         run = self._models.get(run_id)
@@ -180,7 +189,7 @@ class AgentKVCallback(BaseCallbackHandler):
         self, error: BaseException, *, run_id: UUID, response: LLMResult | None = None, **kwargs: Any
     ) -> None:
         run = self._model_over(run_id)
-        if run is None or run.ours or isinstance(error, AgentKVError):
+        if run is None or run.ours or run.through_door or isinstance(error, AgentKVError):
             return
         try:
             if not run.began and self._is_noted(error):
@@ -206,7 +215,7 @@ class AgentKVCallback(BaseCallbackHandler):
     def on_llm_end(self, response: LLMResult, *, run_id: UUID, **kwargs: Any) -> None:
         run = self._model_over(run_id) or ModelRun(caller=Caller(), started_s=time.monotonic())
         try:
-            if not (run.ours or _is_ours(response)):
+            if not (run.ours or run.through_door or _is_ours(response)):
                 self._bill(response, run)
         except Exception as error:
             log.failed("callback_failed", where="llm_end", error=repr(error))
@@ -215,6 +224,7 @@ class AgentKVCallback(BaseCallbackHandler):
 
     def _model_over(self, run_id: UUID) -> ModelRun | None:
         _running.set(None)
+        passing.set(None)
         with self._lock:
             run = self._models.pop(run_id, None)
         if run is not None:

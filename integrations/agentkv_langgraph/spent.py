@@ -42,6 +42,7 @@ class ModelRun:
     prompt: Any = None
     tools: Any = None
     ours: bool = False
+    through_door: bool = False  # it reached our engine after all, which has booked it
     began: bool = False
     raw: bool = False
     told: list[Any] = field(default_factory=list)
