@@ -2,7 +2,8 @@
 
 Decode and prefill of a single session; four sessions together against four runs of generate one after another, once
 in the decode phase over a context of 512 tokens (their prompts are in the cache, as an agent's are) and once over whole
-calls with cold prompts, whose prefill does not batch; and in fp32 the tokens themselves.
+calls with cold prompts, whose prefill does not batch; and in fp32 the tokens themselves. Then what it writes
+(engine_writing.py) and the same weights under llama.cpp (engine_llamacpp.py).
 """
 
 from __future__ import annotations
@@ -13,6 +14,8 @@ from typing import Any
 
 import torch
 from common import a_over_a, arguments, emit, interleaved, median, say
+from engine_llamacpp import against_llamacpp
+from engine_writing import formats, speculation
 from transformers import AutoModelForCausalLM
 from workload import engine, loaded, text_of
 
@@ -134,7 +137,7 @@ def same_tokens(model: LoadedModel, hf: Any) -> bool:
 
 
 def main() -> None:
-    args = arguments(__doc__ or "", repeats=(int, 5, "rounds"))
+    args = arguments(__doc__ or "", repeats=(int, 5, "rounds"), schemas=(int, 200, "random schemas"))
     from agentkv.engine.local.convert import cache_folder
     from agentkv.engine.local.loader import folder_of
 
@@ -153,6 +156,9 @@ def main() -> None:
         args,
         {
             **speed(model, reference(model, folder), args.repeats),
+            **speculation(model, args.repeats, lambda line: say(args, line)),
+            **formats(model, args.schemas, args.repeats, lambda line: say(args, line)),
+            **against_llamacpp(model, args.repeats, torch.get_num_threads(), lambda line: say(args, line)),
             "tokens_equal_hf": equal,
             "kv_bytes_per_token": geometry.token_bytes,
             "kv_bytes_per_token_formula": formula,
