@@ -73,11 +73,12 @@ def tokenizer_folder() -> Path:
     return converted(weights(), progress=lambda text: print(text, file=sys.stderr))
 
 
-def start(folder: Path, *, model: Path, workers: int, router: str, affinity_s: int, blocks: int) -> Iterator[Running]:
-    """Frontend and mock engine, until the generator is closed. `affinity_s`: a session stays on its worker so long (0: off).
+def start(folder: Path, args: argparse.Namespace) -> Iterator[Running]:
+    """Frontend and mock engine, until the generator is closed; `args` are those of `main`.
 
-    No etcd and no NATS: workers are found in a folder, requests go by TCP, events by ZMQ. `blocks` of 16 tokens a worker.
+    No etcd and no NATS: workers are found in a folder, requests go by TCP, events by ZMQ.
     """
+    model = Path(args.model) if args.model else tokenizer_folder()
     port, events_port = _free_ports(2)
     running = Running(
         url=f"http://127.0.0.1:{port}/v1", events=f"tcp://127.0.0.1:{events_port}", trace=str(folder / "trace")
@@ -92,22 +93,23 @@ def start(folder: Path, *, model: Path, workers: int, router: str, affinity_s: i
         "DYN_REQUEST_TRACE_FILE_FLUSH_INTERVAL_MS": "100",
         "DYN_REQUEST_TRACE_TOOL_EVENTS_ZMQ_ENDPOINT": running.events,
     }
-    affinity = ["--router-session-affinity-ttl-secs", str(affinity_s)] if affinity_s else []
-    frontend = ["dynamo.frontend", "--http-host", "127.0.0.1", "--http-port", str(port), "--router-mode", router]
+    affinity = ["--router-session-affinity-ttl-secs", str(args.affinity_s)] if args.affinity_s else []
+    queue = ["--router-queue-threshold", str(args.queue_threshold)] if args.queue_threshold >= 0 else []
+    frontend = ["dynamo.frontend", "--http-host", "127.0.0.1", "--http-port", str(port), "--router-mode", args.router]
     engine = [
-        "dynamo.mocker", "--model-path", str(model), "--model-name", MODEL, "--num-workers", str(workers),
-        "--num-gpu-blocks-override", str(blocks), "--block-size", "16", "--speedup-ratio", "10",
+        "dynamo.mocker", "--model-path", str(model), "--model-name", MODEL, "--num-workers", str(args.workers),
+        "--num-gpu-blocks-override", str(args.blocks), "--block-size", "16", "--speedup-ratio", str(args.speedup),
     ]  # fmt: skip
     processes: list[subprocess.Popen[bytes]] = []
     try:
         for name, command, env in (
-            ("frontend", [*frontend, *affinity, *planes], shared | traced),
+            ("frontend", [*frontend, *affinity, *queue, *planes], shared | traced),
             ("engine", [*engine, *planes], shared),
         ):
             with (folder / f"{name}.log").open("wb") as log:
                 run = [str(python()), "-m", *command]
                 processes.append(subprocess.Popen(run, env=env, cwd=folder, stdout=log, stderr=log))  # noqa: S603
-        _wait(running, processes, folder, workers)
+        _wait(running, processes, folder, args.workers)
         yield running
     finally:
         for process in processes:
@@ -147,12 +149,10 @@ def _free_ports(count: int) -> list[int]:
 
 
 @contextlib.contextmanager
-def server(*, workers: int = 2, router: str = "kv", affinity_s: int = 300, blocks: int = 2048) -> Iterator[Running]:
-    """`start` in a process of its own, which ends with ours, whatever becomes of us."""
-    command = [
-        sys.executable, __file__, "--serve", "--workers", str(workers), "--router", router,
-        "--affinity-s", str(affinity_s), "--blocks", str(blocks),
-    ]  # fmt: skip
+def server(**options: Any) -> Iterator[Running]:
+    """`start` in a process of its own, which ends with ours, whatever becomes of us. `options` are those of `main`."""
+    given = [f"--{name.replace('_', '-')}={value}" for name, value in options.items()]
+    command = [sys.executable, __file__, "--serve", *given]
     with subprocess.Popen(command, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:  # noqa: S603
         try:
             assert process.stdout is not None
@@ -170,12 +170,8 @@ def serve(args: argparse.Namespace) -> None:
     """Run until standard input ends or we are told to stop."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to whoever started us; standard input ends then
-    model = Path(args.model) if args.model else tokenizer_folder()
     with tempfile.TemporaryDirectory() as folder:
-        made = start(
-            Path(folder), model=model, workers=args.workers, router=args.router, affinity_s=args.affinity_s,
-            blocks=args.blocks,
-        )  # fmt: skip
+        made = start(Path(folder), args)
         with contextlib.closing(made):  # type: ignore[type-var]  # it is a generator
             print(json.dumps(asdict(next(made))), flush=True)
             sys.stdin.read()
@@ -208,6 +204,10 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--router", default="kv")
     parser.add_argument("--affinity-s", type=int, default=300, help="how long a session stays on its worker (0: off)")
+    parser.add_argument(
+        "--queue-threshold", type=float, default=-1, help="requests queue by priority (0: at once; -1: not)"
+    )
+    parser.add_argument("--speedup", type=float, default=10, help="of the mock engine")
     parser.add_argument("--blocks", type=int, default=2048, help="KV blocks of 16 tokens in each worker")
     args = parser.parse_args()
     if args.serve:

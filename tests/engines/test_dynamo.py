@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import httpx
@@ -114,6 +115,32 @@ def test_a_session_stays_on_its_worker(dynamo_server):
         adapter.close()
     assert (1, 2) == (len(kept), len(spread))
     assert kept < spread
+
+
+def test_who_is_more_important_goes_first(dynamo_server):
+    """Where the router queues: a call of a person passes those that were there before, and one of a batch does not."""
+    with dynamo_server(workers=1, queue_threshold=0, speedup=0.5) as running:
+        adapter, ended = Dynamo(running.url), []
+
+        def call(name, priority):
+            messages = [{"role": "user", "content": " ".join(f"{name}{number}" for number in range(800))}]
+            ask(
+                running, adapter.carries(SessionFacts(session=name, priority=priority)), messages=messages, max_tokens=4
+            )
+            ended.append(name)
+
+        with ThreadPoolExecutor(12) as pool:
+            for number in range(10):
+                pool.submit(call, f"step{number}", 0)
+                time.sleep(0.02)
+            time.sleep(0.1)
+            pool.submit(call, "person", 50)
+            time.sleep(0.02)
+            pool.submit(call, "batch", -50)
+        adapter.close()
+    assert 12 == len(ended)
+    assert ended.index("person") < 5
+    assert ended.index("batch") > ended.index("person") + 4
 
 
 @pytest.mark.parametrize("wanted", [True, False])
