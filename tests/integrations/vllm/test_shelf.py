@@ -87,6 +87,8 @@ def test_more_than_fits_keeps_the_beginning(shelf, memory):
     """Nothing that is part of the same prompt pushes another part of it out."""
     assert 8 == write(shelf, memory, *range(1, 13))
     assert list(range(1, 9)) == [number for number in range(1, 13) if shelf.has(key(number))]
+    assert 8 == write(shelf, memory, *range(1, 10))
+    assert not shelf.has(key(9))
 
 
 def test_what_a_session_gave_up_is_freed_unless_it_is_being_read(shelf, memory, sessions, wired):
@@ -114,6 +116,7 @@ def test_a_disk_that_fails_stores_nothing_and_breaks_nothing(shelf, memory, monk
     assert [1] == [number for number in (1, 2, 3) if shelf.has(key(number))]
     shelf.check()
     assert 2 == write(shelf, memory, 2, 3)
+    assert [True, True] == read(shelf, memory, 2, 3)
 
 
 def test_a_block_must_fill_pages(tmp_path, sessions):
