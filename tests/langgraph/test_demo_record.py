@@ -63,7 +63,7 @@ def test_a_record_is_a_trace_that_loads_whole(recorded) -> None:
         assert [False] * (TURNS + 1) + [True] == [wait.ends for wait in session]
         assert ["nap", "nap", "", ""] == [wait.tool for wait in session]
         assert ["sleep", "sleep", "", ""] == [wait.command for wait in session]
-        assert all(0.1 <= wait.duration_s < 3 for wait in session[:TURNS])
+        assert all(0.1 <= wait.duration_s < 60 for wait in session[:TURNS])
     assert 0.0 == min(told.arrivals_s)
 
 
