@@ -40,6 +40,8 @@ def bill_to_json(bill: Bill) -> dict[str, Any]:
         "output_tokens": usage.output_tokens,
         "reasoning_tokens": usage.reasoning_tokens,
         "total_tokens": usage.total_tokens,
+        "drafted_tokens": sum(call.drafted_tokens for call in bill.calls),
+        "accepted_tokens": sum(call.accepted_tokens for call in bill.calls),
         "estimated": bill.estimated,
         "cost_usd": _money(bill.cost_usd),
         "unpriced_calls": bill.unpriced_calls,

@@ -67,6 +67,7 @@ def _summary(bill: Bill) -> list[str]:
         ("context", f"peak {bill.peak_context_tokens:,}, mean {bill.mean_context_tokens:,.0f} tokens"),
         ("effective token ratio", f"{percent(bill.effective_token_ratio)} (reached the user / all tokens)"),
         *_attempts(bill),
+        *_guessed(bill),
     ]
     if bill.work.device_s:
         of_all = f"{percent(bill.effective_utilisation)} of {format_seconds(bill.work.device_s)} device time was used"
@@ -101,6 +102,15 @@ def _tiers(bill: Bill) -> str:
         return ""
     shares = (f"{tier} {percent(n / bill.usage.input_tokens)}" for tier, n in sorted(bill.cached_by.items()) if n)
     return f" ({clean(', '.join(shares))})"
+
+
+def _guessed(bill: Bill) -> list[tuple[str, str]]:
+    """What speculation did."""
+    drafted = sum(call.drafted_tokens for call in bill.calls)
+    if not drafted:
+        return []
+    right = sum(call.accepted_tokens for call in bill.calls)
+    return [("guessed ahead", f"{right:,} of {drafted:,} tokens were right, {right:,} steps less")]
 
 
 def _attempts(bill: Bill) -> list[tuple[str, str]]:

@@ -49,6 +49,9 @@ class ModelCall:
     cached_by: dict[str, int] = field(default_factory=dict)
     error: str = ""
     outcome_type: str = ""
+    drafted_tokens: int = 0
+    """Output tokens that the embedded engine guessed ahead, and how many of them were right (`accepted_tokens`)."""
+    accepted_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

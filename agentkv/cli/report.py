@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from agentkv.cli.paint import show
 from agentkv.cli.times import since_ms
 from agentkv.errors import ConfigError
 
@@ -99,8 +100,10 @@ def _one(
 
         _write(page(bill, zone=zone), html)
         typer.echo(f"written to {html}", err=True)
+    elif as_json:
+        typer.echo(json.dumps(bill.to_json()))
     else:
-        typer.echo(json.dumps(bill.to_json()) if as_json else str(bill))
+        show(str(bill))
     if not runs:
         _tell_of_others(saved, task, moment_ms)
 

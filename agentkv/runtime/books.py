@@ -226,6 +226,8 @@ class Books:
                 device_s=stream.device_s,
                 error="" if error is None else type(error).__name__,
                 loop=loop,
+                drafted_tokens=0 if generation is None else generation.drafted_tokens,
+                accepted_tokens=0 if generation is None else generation.accepted_tokens,
             )
             facts = [self._priced(fact) for fact in with_tries(call, stream.attempts)]
             reservation.settle(

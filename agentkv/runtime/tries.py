@@ -31,6 +31,8 @@ def with_tries(call: ModelCall, attempts: Sequence[Attempt]) -> list[ModelCall]:
                 cached_by={},
                 device_s=0.0,
                 error=attempt.error,
+                drafted_tokens=0,
+                accepted_tokens=0,
             )
         )
         tried_s += attempt.seconds

@@ -227,3 +227,11 @@ def test_a_duration_that_is_no_number_does_not_take_the_bill(broken):
     json.dumps(bill.to_json(), allow_nan=False)
     assert "nan" not in str(bill) + bill.to_html()
     assert 15 == bill.usage.total_tokens
+
+
+def test_guesses_are_told():
+    """How many the engine made over all calls, and how many were right; nothing where there were none."""
+    bill = Bill.from_facts("t", [call(drafted_tokens=9, accepted_tokens=6), call(drafted_tokens=3), call()])
+    assert "6 of 12 tokens were right" in str(bill)
+    assert (12, 6) == (bill.to_json()["drafted_tokens"], bill.to_json()["accepted_tokens"])
+    assert "guessed" not in str(Bill.from_facts("t", [call()]))
