@@ -108,6 +108,7 @@ class Runs:
 
     def __init__(self, minutes: float) -> None:
         self.ends_s = time.monotonic() + 60 * minutes
+        self.patience_s = 20.0
         self._now: subprocess.Popen[bytes] | None = None
 
     def left_s(self) -> float:
@@ -148,7 +149,7 @@ class Runs:
         with contextlib.suppress(ProcessLookupError):
             process.send_signal(signal.SIGINT)
         with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(20)
+            process.wait(self.patience_s)
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
         process.wait()
