@@ -169,15 +169,20 @@ class Runner:
         """One token each of several sequences, all of a context or the last `window` tokens of it."""
         device, dtype = self._pool.device, self._pool.dtype
         ends = np.array([span.end for span in spans])
-        lows = np.maximum(0, ends - window) if window else np.zeros_like(ends)
-        firsts = lows // BLOCK_TOKENS
         widths = -(-ends // BLOCK_TOKENS)
-        seen = np.full((len(spans), int((widths - firsts).max())), NULL_BLOCK, dtype=np.int64)
-        for row, (first, width) in enumerate(zip(firsts, widths, strict=True)):
-            seen[row, : width - first] = table[row, first:width]
+        if window:
+            lows = np.maximum(0, ends - window)
+            firsts = lows // BLOCK_TOKENS
+            seen = np.full((len(spans), int((widths - firsts).max())), NULL_BLOCK, dtype=np.int64)
+            for row, (first, width) in enumerate(zip(firsts, widths, strict=True)):
+                seen[row, : width - first] = table[row, first:width]
+            places = np.arange(seen.shape[1] * BLOCK_TOKENS) + firsts[:, None] * BLOCK_TOKENS
+            out_of_sight = (places >= ends[:, None]) | (places < lows[:, None])
+        else:
+            seen = table[:, : int(widths.max())]
+            out_of_sight = np.arange(seen.shape[1] * BLOCK_TOKENS) >= ends[:, None]
         tokens = seen.shape[1] * BLOCK_TOKENS
-        places = np.arange(tokens) + firsts[:, None] * BLOCK_TOKENS
-        hidden = torch.from_numpy((places >= ends[:, None]) | (places < lows[:, None])).to(device)
+        hidden = torch.from_numpy(out_of_sight).to(device)
         mask = torch.zeros(hidden.shape, dtype=dtype, device=device).masked_fill_(hidden, -torch.inf)
         return View(gather=self._gather(seen), tokens=tokens, mask=mask[:, None, None])
 
