@@ -82,6 +82,7 @@ class Hits:
         self._lock = threading.Lock()
         self._before: dict[tuple[str, str], float] | None = None
         self._failed = 0
+        self._far = False
 
     def start(self) -> None:
         """Note where the counters stand."""
@@ -91,9 +92,10 @@ class Hits:
         """Where the cached tokens of the call that has just ended came from.
 
         None where another call ended too, the server was started anew, says nothing, or says something else than the
-        answer did (`cached_tokens`; 0 where that did not say).
+        answer did (`cached_tokens`; 0 where that did not say). Not asked where the answer said it and nothing ever came
+        from farther than the device: then there is nothing to learn.
         """
-        if self._failed >= _FAILURES:
+        if self._failed >= _FAILURES or (cached_tokens and not self._far):
             return None
         with self._lock:
             before = self._before
@@ -121,4 +123,5 @@ class Hits:
             self._failed += 1
             return None
         self._failed = 0
+        self._far = any(tokens for (name, source), tokens in now.items() if name == CACHED and source != "device")
         return now

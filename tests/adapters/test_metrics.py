@@ -109,6 +109,7 @@ def test_a_server_that_says_nothing_is_neither():
 
 def test_a_calls_hits_are_what_the_counters_grew_by(server, endpoint):
     """By the tier that they came from."""
+    server.by["host"] = 32
     hits = Hits(endpoint)
     hits.start()
     server.call(device=128, host=256)
@@ -119,6 +120,7 @@ def test_a_calls_hits_are_what_the_counters_grew_by(server, endpoint):
 
 def test_nothing_is_said_where_another_call_ended_too(server, endpoint):
     """Whose tokens those were nobody knows; the next call is told again."""
+    server.by["host"] = 32
     hits = Hits(endpoint)
     hits.start()
     server.call(device=128)
@@ -130,10 +132,21 @@ def test_nothing_is_said_where_another_call_ended_too(server, endpoint):
 
 def test_nothing_is_said_that_the_answer_contradicts(server, endpoint):
     """The answer knows better."""
+    server.by["host"] = 32
     hits = Hits(endpoint)
     hits.start()
     server.call(device=128)
     assert hits.of_call(100) is None
+
+
+def test_nothing_is_asked_where_nothing_can_be_learnt(server, endpoint):
+    """The answer said how much, and all of it comes from the device: an agent's call does not wait for more."""
+    hits = Hits(endpoint)
+    hits.start()
+    asked = len(server.asked)
+    server.call(device=128)
+    assert hits.of_call(128) is None
+    assert asked == len(server.asked)
 
 
 def test_a_server_that_started_anew_is_believed_from_the_next_call_on(server, endpoint):

@@ -16,6 +16,9 @@ from agentkv.adapters.strict import CHAT_FIELDS, StrictServer
 from agentkv.clock import SystemClock
 from agentkv.core.forecast import Forecast
 from agentkv.core.hint import Hint, HintKind, SessionFacts, ToolFacts
+from agentkv.core.usage import Usage
+from agentkv.errors import BudgetExceeded
+from agentkv.runtime.purse import TaskPurse
 
 ABOUT = SessionFacts(session="s", task="t", tokens=2000, load_s=0.5, model="m")
 PURPOSES = {"prewarm", "answer"}
@@ -129,6 +132,13 @@ def test_it_is_due_at_the_low_quantile_less_the_load_time():
 def test_a_short_wait_is_left_alone():
     """What was used a second ago is still there."""
     assert planned([1.0, 1.2, 1.4]) is None
+
+
+def test_a_wait_that_was_prewarmed_is_not_prewarmed_again():
+    """However long it still takes."""
+    wait = Wait(about=ABOUT, since_s=0.0, sent=1)
+    wait.calls["c"] = (0.0, Forecast(remaining_s=(600.0,), n=9, source="history"))
+    assert Prewarming(busy=str).plan(wait, 100.0) is None
 
 
 def test_the_longest_of_several_tools_counts():
@@ -338,3 +348,37 @@ def test_nothing_is_sent_where_nobody_asked_for_it(server):
         with kv.tool("pytest", expect_s=0.8):
             time.sleep(0.1)
     assert not [thread for thread in threading.enumerate() if thread.name == "agentkv-prewarm"]
+
+
+class Account:
+    """Reserves where it has room; `held` is what is set aside."""
+
+    def __init__(self, room):
+        self.room, self.held = room, 0
+
+    def reserve(self, tokens, *, usd):
+        if not self.room:
+            raise BudgetExceeded("no room", task="t", limit="tokens", allowed=0, used=0, asked=tokens)
+        self.held += 1
+        return self
+
+    def release(self):
+        self.held -= 1
+
+
+@pytest.mark.parametrize(("room", "pool_room"), [(True, True), (True, False), (False, True)])
+def test_both_budgets_must_have_room_and_get_back_what_they_set_aside(room, pool_room):
+    """The task's, and that of all tasks of its type."""
+    task, pool = Account(room), Account(pool_room)
+
+    class TwoAccounts:
+        worst_usd = staticmethod(lambda *_, **__: None)
+        account = staticmethod(lambda _: task)
+
+    TwoAccounts.pool = staticmethod(lambda _: pool)
+    gives_back = TaskPurse(TwoAccounts()).opens("t", "m", Usage(input_tokens=5, calls=1))
+    assert (room and pool_room) is (gives_back is not None)
+    if gives_back is not None:
+        assert (1, 1) == (task.held, pool.held)
+        gives_back()
+    assert (0, 0) == (task.held, pool.held)

@@ -254,6 +254,7 @@ def test_a_server_that_does_not_answer_yet_is_asked_again(llama, clock):
     assert Outcome.FAILED is found.deliver(hint(2), 1.0).outcome  # not so soon
     assert None is carried(found, "a")
     clock.advance(1.1)
+    assert None is carried(found, "a")  # a call does not ask, hints do
     found.deliver(hint(3), 1.0)
     assert {"id_slot": 0} == carried(found, "a")
     found.close()

@@ -8,6 +8,7 @@ import time
 import anthropic
 import openai
 import pytest
+from langchain_openai import ChatOpenAI
 
 from agentkv import AgentKV, ScriptedEngine
 from agentkv.adapters.strict import StrictServer
@@ -142,3 +143,40 @@ def test_a_closed_kv_makes_no_clients():
     kv.close()
     with pytest.raises(Closed):
         kv.http_client()
+
+
+@pytest.fixture
+def chat_openai(kv):
+    """ChatOpenAI over an HTTP client of ours, which is closed at the end."""
+    clients = []
+
+    def made(url, **options):
+        clients.append(kv.http_client())
+        return ChatOpenAI(base_url=url, api_key="k", model="m", max_retries=0, http_client=clients[-1], **options)
+
+    yield made
+    for client in clients:
+        client.close()
+
+
+def test_nothing_that_a_langchain_user_set_is_lost(kv, llama, chat_openai):
+    """At the constructor, at bind and per call: ours goes under all of it."""
+    llama.accepts = llama.accepts | {"chat_template_kwargs", "nvext"}
+    with kv.task("a", final=False):
+        model = chat_openai(llama.url, extra_body={"chat_template_kwargs": {"a": 1}})
+        model.invoke("hello")
+        model.bind(extra_body={"nvext": {"b": 2}, "id_slot": 5}).invoke("hello")
+        model.invoke("hello", extra_body={"nvext": {"c": 3}})
+    constructed, bound, called = [one.body for one in asked(llama)]
+    assert ({"a": 1}, 0) == (constructed["chat_template_kwargs"], constructed["id_slot"])
+    assert ({"b": 2}, 5) == (bound["nvext"], bound["id_slot"])
+    assert ({"c": 3}, 0) == (called["nvext"], called["id_slot"])
+
+
+def test_a_fallback_to_a_plain_provider_succeeds(kv, llama, chat_openai):
+    """What the first endpoint was told is not told to the second, which would refuse it."""
+    llama.fault = "html"
+    with StrictServer() as plain, kv.task("a", final=False):
+        model = chat_openai(llama.url).with_fallbacks([chat_openai(plain.url)])
+        assert "ok" == model.invoke("hello").content
+        assert 0 == plain.rejected

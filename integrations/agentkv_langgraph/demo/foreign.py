@@ -67,7 +67,8 @@ def served(engine: str, *, model: str) -> Iterator[Served]:
             raise ConfigError(
                 "llama.cpp's server is missing: pip install xllamacpp (or make engines ARGS='--only llamacpp')"
             )
-        with module.server(slots=SLOTS, tokens=TOKENS) as url:
+        threads = max(1, (os.cpu_count() or 2) - 1)  # one core is left for the tools
+        with module.server(slots=SLOTS, tokens=TOKENS, threads=threads) as url:
             yield Served(url=url, model="smollm2", words=f"SmolLM2-135M on a llama.cpp server with {SLOTS} slots")
     elif engine == "vllm":
         module = _example("vllm_agents")
