@@ -10,7 +10,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
-from typing import Any
+from functools import partial
+from typing import Any, TypeVar
 
 from agentkv.clock import Clock, SystemClock
 from agentkv.core.message import Message
@@ -48,9 +49,12 @@ IGNORED_HEADER = "x-agentkv-ignored"
 CALLER_STATE = "agentkv_caller"
 """The key of the ASGI scope's state under which a transport says who called."""
 MOST_BODY_BYTES = 64 << 20
+SHORT_BODY_BYTES = 64 << 10
+"""A longer body takes milliseconds to read."""
 NO_TASK = "default"
 """The task of a tenant's calls that name none."""
 
+_Read = TypeVar("_Read")
 Enter = Callable[[Key, str], None]
 """enter(key, task): a call of this key is about to be made for this task."""
 
@@ -131,12 +135,12 @@ class _Doors:
         self._card = {"id": model, "object": "model", "created": clock.wall_ms() // 1000, "owned_by": "agentkv"}
 
     async def chat(self, http: HttpRequest) -> Response:
-        asked = chat_request(await self.body(http), model=self._model)
+        asked = await self._read(http, partial(chat_request, model=self._model))
         reply = ChatReply(id=new_id("chatcmpl-"), **self._frame(asked))
         return await self._answer(http, asked, reply)
 
     async def completions(self, http: HttpRequest) -> Response:
-        asked = completion_request(await self.body(http), model=self._model)
+        asked = await self._read(http, partial(completion_request, model=self._model))
         reply = CompletionReply(id=new_id("cmpl-"), echo=asked.echo, **self._frame(asked))
         return await self._answer(http, asked, reply)
 
@@ -150,9 +154,8 @@ class _Doors:
 
     async def responses(self, http: HttpRequest) -> Response:
         tenant = _tenant(http)
-        asked = response_request(
-            await self.body(http), model=self._model, earlier=lambda id_: self._stored.get(tenant, id_)
-        )
+        earlier = partial(self._stored.get, tenant)
+        asked = await self._read(http, partial(response_request, model=self._model, earlier=earlier))
 
         def keep(response_id: str, answer: Message) -> None:
             self._stored.put(tenant, response_id, (*asked.kept, answer))
@@ -206,9 +209,11 @@ class _Doors:
         return changed(request, caller=who, session=key.task(session) if session else None, salt=key.salt)
 
     async def tokenize(self, http: HttpRequest) -> Response:
-        body = await self.body(http)
-        read = completion_request if isinstance(body, dict) and "prompt" in body else chat_request
-        request = self._identified(http, read(body, model=self._model).request)
+        def read(body: Any) -> Asked:
+            prompted = isinstance(body, dict) and "prompt" in body
+            return (completion_request if prompted else chat_request)(body, model=self._model)
+
+        request = self._identified(http, (await self._read(http, read)).request)
         return JSONResponse({"count": await asyncio.to_thread(self._count_tokens, request)})
 
     async def models(self, _: HttpRequest) -> Response:
@@ -219,15 +224,25 @@ class _Doors:
             refuse("model", f"is not served here; this is {self._model!r}", code="model_not_found")
         return JSONResponse(self._card)
 
+    async def _read(self, http: HttpRequest, read: Callable[[Any], _Read]) -> _Read:
+        """What `read` makes of the body; a long one is read on a worker thread, so that streams go on meanwhile."""
+        body = await self._raw(http)
+        if len(body) <= SHORT_BODY_BYTES:
+            return read(read_json(body))
+        return await asyncio.to_thread(lambda: read(read_json(body)))
+
     async def body(self, http: HttpRequest) -> Any:
         """The JSON value of a request's body; RequestInvalid if it is too long or none."""
+        return await self._read(http, lambda value: value)
+
+    async def _raw(self, http: HttpRequest) -> bytes:
         parts, size = [], 0
         async for part in http.stream():
             size += len(part)
             if size > self._most_body_bytes:
                 refuse("body", f"is longer than {self._most_body_bytes} bytes", code="body_too_large")
             parts.append(part)
-        return read_json(b"".join(parts))
+        return b"".join(parts)
 
 
 def guarded(endpoint: Callable[[HttpRequest], Awaitable[Response]]) -> Callable[[HttpRequest], Awaitable[Response]]:

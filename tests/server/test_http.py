@@ -6,6 +6,7 @@ import asyncio
 import json
 import random
 import socket
+import sys
 import threading
 import time
 
@@ -124,6 +125,38 @@ def test_a_body_that_is_too_long_is_refused(place_of):
     response = place.http.post("/v1/completions", content=long)
     assert (413, "body_too_large") == (response.status_code, response.json()["error"]["code"])
     assert 200 == place.chat().status_code
+
+
+def test_a_long_body_does_not_hold_up_a_stream(scripted_place):
+    """It is read beside the loop: blocks of the loop are found by the gaps between a stream's words."""
+    place = scripted_place(" ".join(f"w{n}" for n in range(200)), "x", latency_s=0.005)
+    messages = [{"role": "user", "content": "x" * 50}] * 60_000
+    body = json.dumps({"model": "scripted", "messages": messages, "unheard": 1}).encode()
+    stream = iter(place.openai().chat.completions.create(**ASK, stream=True))
+    next(stream)
+    threads = []
+
+    def look() -> None:
+        threads.append({frame.f_code.co_name for frame in frames_of("agentkv-http")})
+
+    sender = threading.Thread(target=lambda: place.http.post("/v1/chat/completions", content=body))
+    sender.start()
+    while sender.is_alive():
+        look()
+        time.sleep(0.002)
+    sender.join()
+    assert not any("read_messages" in names or "read_json" in names for names in threads)
+    list(stream)
+
+
+def frames_of(name: str) -> list:
+    """The frames of the thread with that name."""
+    ids = [thread.ident for thread in threading.enumerate() if thread.name == name]
+    frame, frames = sys._current_frames().get(ids[0]), []
+    while frame is not None:
+        frames.append(frame)
+        frame = frame.f_back
+    return frames
 
 
 def test_the_document_and_the_metrics_are_there(scripted_place):
@@ -263,6 +296,41 @@ def test_two_event_loops_use_one_server(scripted_place):
     for thread in threads:
         thread.join()
     assert [] == errors
+
+
+@pytest.mark.parametrize("where", ["a thread", "the server's own loop"])
+def test_closing_with_streams_under_way_ends_them_all(engine_place, where):
+    """Wherever it comes from: every stream ends with a typed error event, no thread hangs, the server lives."""
+    place = engine_place(blocks=256)
+    model, lasts = place.kv.engine.model, []
+    started = threading.Semaphore(0)
+
+    def read() -> None:
+        body = {"model": model, "messages": ASK["messages"], "max_tokens": 800, "stream": True, "seed": 1}
+        with httpx2.stream("POST", f"{place.url}/v1/chat/completions", json=body, timeout=60) as response:
+            lines = []
+            for line in response.iter_lines():
+                lines.append(line)
+                if len(lines) == 5:
+                    started.release()
+        lasts.append(next(line for line in reversed(lines) if line))
+
+    readers = [threading.Thread(target=read) for _ in range(6)]
+    for reader in readers:
+        reader.start()
+    for _ in readers:
+        assert started.acquire(timeout=30)
+    if where == "a thread":
+        place.kv.close()
+    else:
+        place.server._loop.call_soon_threadsafe(place.kv.close)
+    for reader in readers:
+        reader.join(30)
+    ended = [json.loads(last.removeprefix("data: "))["error"]["code"] for last in lasts if "[DONE]" not in last]
+    assert {"closed"} >= set(ended)
+    assert 6 == len(lasts)
+    assert ended, "none was under way any more: the test shows nothing"
+    assert 503 == place.chat().status_code
 
 
 def test_closing_the_engine_under_the_server_is_told(scripted_place):

@@ -8,7 +8,7 @@ import itertools
 import openai
 import pytest
 
-from agentkv import Budget, log
+from agentkv import AgentKV, Budget, Caller, Request, Sampling, log
 from agentkv.errors import ConfigError
 from agentkv.server.keys import Keys
 
@@ -165,6 +165,23 @@ def test_k5_salts_that_nearly_collide_are_apart(engine_place, key_file):
         place.openai(f"sk-{10_000 + n}-x").chat.completions.create(model=place.kv.engine.model, **ASK) for n in range(3)
     ]
     assert [0, 0, 0] == [answer.usage.prompt_tokens_details.cached_tokens for answer in cached]
+
+
+def test_k5_salts_hold_on_disk_and_after_a_restart(folder_of, tmp_path):
+    """Through every tier: the tenant finds its context again in the next process, another one with the same prompt does not."""
+
+    def cached(kv: AgentKV, salt: str, task: str) -> int:
+        request = Request(prompt=LONG, sampling=Sampling(max_tokens=2), caller=Caller(task=task), salt=salt)
+        return kv.submit(request).result(30).usage.cached_tokens
+
+    options = {"device": "cpu", "dtype": "float32", "device_memory": "2MiB", "host_memory": "2MiB", "ledger": "memory"}
+    options |= {"disk": tmp_path / "disk", "disk_memory": "64MiB", "persist": True, "context": None}
+    with AgentKV.local(str(folder_of()), **options) as kv:
+        assert [0, 0] == [cached(kv, "key:alice", "alice/job"), cached(kv, "key:bob", "bob/other")]
+        assert cached(kv, "key:alice", "alice/job") > 300
+    with AgentKV.local(str(folder_of()), **options) as kv:
+        assert cached(kv, "key:alice", "alice/job") > 300
+        assert [0, 0] == [cached(kv, salt, "alice/job") for salt in ("key:carol", "")]
 
 
 def test_a_keys_budget_is_that_of_all_its_tasks(scripted_place, key_file):
