@@ -17,6 +17,10 @@ from agentkv.policy.evict import EvictKey
 from agentkv.policy.hazard import stall_rate
 from agentkv_vllm.sessions import Key, Session, Sessions
 
+_FEW = 64
+"""With more sessions than these their ranks are taken anew only every `_RANKS_S`."""
+_RANKS_S = 0.05
+
 
 class Copy(Protocol):
     """What a tier knows of a block that it holds."""
@@ -36,8 +40,12 @@ class Order:
         self._sessions = sessions
         self._key = key
         self.copies: dict[Key, Any] = {}
-        self._given_up = sessions.given_up()
-        self._used: OrderedDict[Key, float] = OrderedDict()  # every copy's last use, the oldest first
+        self._let_go = sessions.let_go()
+        self._loose: OrderedDict[Key, float] = (
+            OrderedDict()
+        )  # last uses of what nobody has, as far as known; oldest first
+        self._held: dict[Key, float] = {}  # last uses of what was found to have an owner
+        self._ranks: tuple[float, list[tuple[tuple[float, ...], Session]]] = (-math.inf, [])
 
     def add(self, key: Key, copy: Copy) -> None:
         """A copy that is there from now on."""
@@ -47,20 +55,24 @@ class Order:
     def remove(self, key: Key) -> None:
         """A copy that is gone; KeyError if there is none."""
         del self.copies[key]
-        self._used.pop(key, None)
+        self._loose.pop(key, None)
+        self._held.pop(key, None)
 
     def use(self, keys: Iterable[Key]) -> None:
         """These were used, the first of them most recently: the end of a prompt is older than its beginning."""
         now_s = self._sessions.clock.now_s()
         for key in reversed(list(keys)):
-            if key in self.copies:
-                self._used[key] = now_s
-                self._used.move_to_end(key)
+            if key in self._held:
+                self._held[key] = now_s
+            elif key in self.copies:
+                self._loose[key] = now_s
+                self._loose.move_to_end(key)
 
     def clear(self) -> None:
         """No copy is left."""
         self.copies.clear()
-        self._used.clear()
+        self._loose.clear()
+        self._held.clear()
 
     def victims(self, n: int, protected: Collection[Key], *, asker: str = "") -> list[Key] | None:
         """Exactly `n` copies to give up, the first to go first; None, and nothing changed, where there are not so many.
@@ -69,37 +81,62 @@ class Order:
         """
         if n <= 0:
             return []
-        self._last_in_line()
+        with self._sessions.lock:
+            found = self._found(n, protected, asker)
+            if found is None and self._sort_out():
+                found = self._found(n, protected, asker)
+        return found
+
+    def _found(self, n: int, protected: Collection[Key], asker: str) -> list[Key] | None:
+        self._take_back()
         found: list[Key] = []
         kept = set(protected)
-        with self._sessions.lock:
-            for key in self._giving_way(asker):
-                if key not in kept and self.copies[key].ref_cnt == 0:
-                    kept.add(key)
-                    found.append(key)
-                    if len(found) == n:
-                        return found
-        return None
+        owned: list[Key] = []
+        for key in self._giving_way(asker, owned):
+            if key not in kept and self.copies[key].ref_cnt == 0:
+                kept.add(key)
+                found.append(key)
+                if len(found) == n:
+                    break
+        for key in owned:
+            self._held[key] = self._loose.pop(key)
+        return found if len(found) == n else None
 
     def check(self) -> None:
         """Every redundant fact, recomputed."""
-        assert self._used.keys() == self.copies.keys(), "a use without a copy, or the other way round"
+        assert self._loose.keys() | self._held.keys() == self.copies.keys(), (
+            "a use without a copy, or the other way round"
+        )
+        assert not self._loose.keys() & self._held.keys(), "one use for two"
 
-    def _last_in_line(self) -> None:
-        """What its session has given up goes before anything else."""
-        while self._given_up:
-            key = self._given_up.popleft()
-            if key in self._used:
-                self._used[key] = -math.inf
-                self._used.move_to_end(key, last=False)
+    def used_s(self, key: Key) -> float:
+        """When this copy was last used; -inf where its session has ended since."""
+        return self._held[key] if key in self._held else self._loose[key]
 
-    def _giving_way(self, asker: str) -> Iterator[Key]:
-        """Candidates, the first to go first; protected and busy ones are among them."""
+    def _take_back(self) -> None:
+        """What nobody has any more goes first; before everything, if its session has ended."""
+        while self._let_go:
+            key, over = self._let_go.popleft()
+            if key in self.copies and not self._sessions.has_owner(key):
+                used_s = self._held.pop(key) if key in self._held else self._loose[key]
+                self._loose[key] = -math.inf if over else used_s
+                self._loose.move_to_end(key, last=False)
+
+    def _sort_out(self) -> bool:
+        """Copies that lost their owner unheard (a queue is bounded) are loose again; whether there were any."""
+        lost = [key for key in self._held if not self._sessions.has_owner(key)]
+        for key in lost:
+            self._loose[key] = self._held.pop(key)
+        return bool(lost)
+
+    def _giving_way(self, asker: str, owned: list[Key]) -> Iterator[Key]:
+        """Candidates, the first to go first; protected and busy ones are among them. `owned` takes what is not loose."""
         now_s = self._sessions.clock.now_s()
         ranked = self._ranked(now_s)
         limit = self._limit(asker, ranked, now_s)
         place = {session.name: number for number, (_, session) in enumerate(ranked)}
-        loose = self._loose()
+        unseen = len(ranked)  # a session that came since: it computes now
+        loose = self._loose_keys(owned)
         waiting = next(loose, None)
         for number, (rank, session) in enumerate(ranked):
             if limit is not None and rank <= limit:
@@ -109,7 +146,7 @@ class Order:
                 waiting = next(loose, None)
             for key in reversed(session.keys()):
                 owners = self._sessions.owners(key)
-                if key in self.copies and all(place.get(owner, number) <= number for owner in owners):
+                if key in self.copies and all(place.get(owner, unseen) <= number for owner in owners):
                     yield key
         while waiting is not None:
             if limit is not None and self._rank_of_loose(waiting, now_s) <= limit:
@@ -118,12 +155,18 @@ class Order:
             waiting = next(loose, None)
 
     def _ranked(self, now_s: float) -> list[tuple[tuple[float, ...], Session]]:
+        """Sessions, the first to give way first. Of many it is asked anew only now and then: each costs microseconds."""
+        made_s, ranked = self._ranks
+        if len(ranked) > _FEW and 0 <= now_s - made_s < _RANKS_S:
+            return ranked
         ranked = []
         for session in self._sessions.every():
             if session.running:
                 session.used_s = now_s
             ranked.append((self._key(session, now_s), session))
-        return sorted(ranked, key=lambda pair: pair[0], reverse=True)
+        ranked.sort(key=lambda pair: pair[0], reverse=True)
+        self._ranks = (now_s, ranked)
+        return ranked
 
     def _limit(
         self, asker: str, ranked: Iterable[tuple[tuple[float, ...], Session]], now_s: float
@@ -133,9 +176,13 @@ class Order:
             return None
         return next((rank for rank, session in ranked if session.name == asker), self._key(_nobody(now_s), now_s))
 
-    def _loose(self) -> Iterator[Key]:
+    def _loose_keys(self, owned: list[Key]) -> Iterator[Key]:
         """Blocks that no session has, the longest unused first."""
-        return (key for key in list(self._used) if not self._sessions.owners(key))
+        for key in self._loose:
+            if self._sessions.has_owner(key):
+                owned.append(key)
+            else:
+                yield key
 
     def _rank_of_loose(self, key: Key, now_s: float) -> tuple[float, ...]:
-        return self._key(_nobody(self._used[key]), now_s)
+        return self._key(_nobody(self._loose[key]), now_s)

@@ -7,6 +7,8 @@ cover who gives way (`order.py`) nor any copy. Needs no vLLM. Thread-safe; every
 
 from __future__ import annotations
 
+import heapq
+import math
 import threading
 from collections import OrderedDict, deque
 from collections.abc import Iterable
@@ -19,7 +21,7 @@ from agentkv.core.hint import HintKind
 from agentkv.hints.wire import WireHint, WireWait, safe
 from agentkv.policy.waiting import LOW
 
-MOST_SESSIONS = 4096
+MOST_SESSIONS = 1024
 MOST_BLOCKS = 65_536
 """Of one session; a context of a million tokens in blocks of 16."""
 MOST_CALLS = 64
@@ -30,6 +32,7 @@ LONGEST_LIFE_S = 3600.0
 """A wait of which nothing more is heard is forgotten after four times its p90, within these bounds."""
 IDLE_LIFE_S = 3600.0
 """A session that neither calls nor waits is forgotten after this; its blocks then count by their last use alone."""
+_EXPIRE_S = 1.0
 _LIFE = 4.0
 _LATEST_S = 60.0
 _FIRST_S_PER_BLOCK = 2e-3
@@ -93,7 +96,9 @@ class Sessions:
         """Held by whoever reads several facts that must fit together."""
         self._sessions: OrderedDict[str, Session] = OrderedDict()  # the longest unused first
         self._owners: dict[Key, set[str]] = {}
-        self._told: list[deque[Key]] = []
+        self._told: list[deque[tuple[Key, bool]]] = []
+        self._expired_s = -math.inf
+        self._heap: list[tuple[float, str]] = []  # by due time; entries that no longer hold are skipped
         self._numbers = 0
         self.s_per_block = _FIRST_S_PER_BLOCK
 
@@ -174,7 +179,7 @@ class Sessions:
         forecast = last_of(forecasts)
         session.forecast, session.wait_started_s = forecast, now_s
         load_s = len(session.blocks) * self.s_per_block
-        session.due_s = now_s + max(0.0, forecast.quantile_s(LOW) - load_s - self.margin_s)
+        self._due(session, now_s + max(0.0, forecast.quantile_s(LOW) - load_s - self.margin_s))
         life_s = min(max(SHORTEST_LIFE_S, _LIFE * forecast.quantile_s(0.9)), LONGEST_LIFE_S)
         session.ends_s = now_s + life_s
 
@@ -185,8 +190,16 @@ class Sessions:
             self._plan(session, now_s)
             return "applied", f"{len(session.calls)} calls still run"
         session.forecast, session.wait_started_s = _NOW, now_s
-        session.due_s, session.ends_s = now_s, now_s + SHORTEST_LIFE_S
+        session.ends_s = now_s + SHORTEST_LIFE_S
+        self._due(session, now_s)
         return "applied", f"{len(session.blocks)} blocks are due now"
+
+    def _due(self, session: Session, due_s: float) -> None:
+        session.due_s = due_s
+        heapq.heappush(self._heap, (due_s, session.name))
+        if len(self._heap) > 4 * self._most:  # mostly entries that no longer hold
+            self._heap = [(one.due_s, one.name) for one in self._sessions.values() if one.due_s is not None]
+            heapq.heapify(self._heap)
 
     def _awake(self, session: Session) -> None:
         now_s = self.clock.now_s()
@@ -197,9 +210,7 @@ class Sessions:
 
     def _release(self, session: Session) -> tuple[str, str]:
         """Its blocks that nobody else has are free to go; it may call again later, and is new then."""
-        own = self._forget(session)
-        for told in self._told:
-            told.extend(own)
+        own = self._forget(session, over=True)
         return "applied", f"{len(own)} of {len(session.blocks)} blocks are given up"
 
     # -- what follows
@@ -221,11 +232,17 @@ class Sessions:
     def next_due_s(self) -> float | None:
         """When the next session is due, monotonic; None where nobody waits."""
         with self.lock:
-            return min((s.due_s for s in self._sessions.values() if s.due_s is not None), default=None)
+            while self._heap:
+                due_s, name = self._heap[0]
+                session = self._sessions.get(name)
+                if session is not None and session.due_s == due_s:
+                    return due_s
+                heapq.heappop(self._heap)
+            return None
 
-    def given_up(self) -> deque[Key]:
-        """A queue of its own for whoever asks: blocks that were given up from now on, for `popleft`."""
-        told: deque[Key] = deque(maxlen=MOST_BLOCKS)
+    def let_go(self) -> deque[tuple[Key, bool]]:
+        """A queue of its own for whoever asks: blocks that nobody has any more, and whether their session has ended."""
+        told: deque[tuple[Key, bool]] = deque(maxlen=MOST_BLOCKS)
         with self.lock:
             self._told.append(told)
         return told
@@ -247,6 +264,10 @@ class Sessions:
     def get(self, name: str) -> Session | None:
         """The session of that name."""
         return self._sessions.get(name)
+
+    def has_owner(self, key: Key) -> bool:
+        """Whether any session has this block."""
+        return key in self._owners
 
     def owners(self, key: Key) -> frozenset[str]:
         """Sessions that have this block."""
@@ -281,6 +302,10 @@ class Sessions:
         return session
 
     def _expire(self, now_s: float) -> None:
+        """At most once a second: it is asked for in every step."""
+        if now_s < self._expired_s + _EXPIRE_S:
+            return
+        self._expired_s = now_s
         for session in list(self._sessions.values()):
             if session.ends_s is not None and session.ends_s <= now_s:
                 session.calls.clear()
@@ -288,12 +313,13 @@ class Sessions:
             if not session.running and session.ends_s is None and session.used_s + IDLE_LIFE_S <= now_s:
                 self._forget(session)
 
-    def _forget(self, session: Session) -> list[Key]:
+    def _forget(self, session: Session, *, over: bool = False) -> list[Key]:
         """Out of the books; the keys that were its alone."""
         del self._sessions[session.name]
-        return [key for key in dict.fromkeys(session.keys()) if self._disown(key, session.name)]
+        session.due_s = None
+        return [key for key in dict.fromkeys(session.keys()) if self._disown(key, session.name, over=over)]
 
-    def _disown(self, key: Key, name: str) -> bool:
+    def _disown(self, key: Key, name: str, *, over: bool = False) -> bool:
         """True if nobody has the block any more."""
         owners = self._owners.get(key)
         if owners is None:
@@ -301,6 +327,8 @@ class Sessions:
         owners.discard(name)
         if not owners:
             del self._owners[key]
+            for told in self._told:
+                told.append((key, over))
         return not owners
 
 

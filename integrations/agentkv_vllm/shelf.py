@@ -41,7 +41,7 @@ class Shelf:
         self._slab = Slab(folder, capacity_bytes, block_bytes)
         self._lock = threading.Lock()
         self._order = Order(sessions)
-        self._given_up = sessions.given_up()
+        self._let_go = sessions.let_go()
 
     def has(self, key: Key) -> bool:
         """Whether the block can be read."""
@@ -65,12 +65,16 @@ class Shelf:
         taken: list[SlotImage] = []
         with self._lock:
             self._give_up()
+            wanted = sum(key not in self._order.copies for key, _ in blocks)
+        free = self._slab.reserve(wanted) if wanted else []  # it may make files: the scheduler must not wait for that
+        with self._lock:
             there = sum(key in self._order.copies for key, _ in blocks)
             new = [(key, view) for key, view in blocks if key not in self._order.copies]
-            numbers = self._room(len(new), {key for key, _ in blocks})
+            numbers = self._room(free, len(new), {key for key, _ in blocks})
             for (key, view), number in zip(new, numbers, strict=False):  # the beginning of a prompt first
                 self._order.add(key, _Slot(number))
                 taken.append(SlotImage(number, key, view))
+            self._slab.free(numbers[len(taken) :])
         if not taken:
             return there
         try:
@@ -105,7 +109,7 @@ class Shelf:
 
     def give_up(self) -> None:
         """Free what ended sessions left, except what is being read; that goes first when room is needed."""
-        if self._given_up:
+        if self._let_go:
             with self._lock:
                 self._give_up()
 
@@ -125,22 +129,24 @@ class Shelf:
         """Remove the files."""
         self._slab.close()
 
-    def _room(self, wanted: int, protected: set[Key]) -> list[int]:
-        """Slots for `wanted` blocks: free ones, then those of blocks that give way."""
-        numbers = self._slab.reserve(wanted) if wanted else []
-        while len(numbers) < wanted and self._slab.off is None:
-            victims = self._order.victims(1, protected)
-            if victims is None:
-                break
-            self._drop(victims[0])
-            numbers += self._slab.reserve(1)
+    def _room(self, free: list[int], wanted: int, protected: set[Key]) -> list[int]:
+        """`wanted` slots if there are so many: free ones, then those of blocks that give way."""
+        numbers = list(free)
+        if len(numbers) < wanted and self._slab.off is None:
+            for count in range(wanted - len(numbers), 0, -1):
+                victims = self._order.victims(count, protected)
+                if victims is not None:
+                    for key in victims:
+                        numbers.append(self._order.copies[key].number)
+                        self._order.remove(key)
+                    break
         return numbers
 
     def _give_up(self) -> None:
-        while self._given_up:
-            key = self._given_up.popleft()
+        while self._let_go:
+            key, over = self._let_go.popleft()
             slot = self._order.copies.get(key)
-            if slot is not None and slot.ref_cnt == 0:
+            if over and slot is not None and slot.ref_cnt == 0:
                 self._drop(key)
 
     def _drop(self, key: Key) -> None:

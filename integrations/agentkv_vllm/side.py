@@ -32,7 +32,9 @@ class Side:
         self.door: Door | None = None
         self.closed_reason = "the tier that listens was not made"
         self._started_ms: deque[float] = deque(maxlen=MOST_KEPT)
-        self._counts: dict[str, int] = dict.fromkeys(("hints", "promotions", "under_way", "promoted_blocks", "missing_blocks"), 0)
+        self._counts: dict[str, int] = dict.fromkeys(
+            ("hints", "promotions", "under_way", "promoted_blocks", "missing_blocks"), 0
+        )
         self._stirred = False
         self._lock = threading.Lock()
 

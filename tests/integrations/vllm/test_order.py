@@ -186,11 +186,38 @@ def test_victims_are_what_a_slow_count_says(deeds):
 
             def rank(key, ranks=ranks, now_s=now_s):
                 owners = sessions.owners(key)
-                loose = Session(name="", order=0, used_s=order._used[key])
+                loose = Session(name="", order=0, used_s=order.used_s(key))
                 return min(ranks[owner] for owner in owners) if owners else stall_rate(loose, now_s)
 
             kept = free - set(found)
             assert all(rank(one) >= rank(other) for one, other in itertools.product(found, kept))
             for key in found:
                 order.remove(key)
+        order.check()
     sessions.check()
+
+
+def test_among_many_sessions_ranks_are_a_moment_old_and_newcomers_lose_nothing(sessions, order, hold, clock, wired):
+    """Asking each of a thousand at every eviction would cost the scheduler milliseconds."""
+    for number in range(100):
+        hold(f"s{number}", number)
+        sessions.hear(wired("tool_start", f"s{number}", p10=100 + number))
+    assert [99] == numbers(order.victims(1, ()))
+    sessions.hear(wired("tool_update", "s0", p10=5000))
+    hold("new", 99, 200)
+    clock.advance(0.01)
+    assert [98] == numbers(order.victims(1, ()))
+    clock.advance(0.1)
+    assert [0] == numbers(order.victims(1, ()))
+
+
+def test_blocks_whose_owner_went_unheard_are_found_when_room_is_short(sessions, order, hold, wired):
+    """The queue of what was let go is bounded; nothing stays for ever because of that."""
+    hold("ada", 1, 2)
+    assert [2] == numbers(order.victims(1, ()))
+    assert {b"\x01", b"\x02"} == {*order._loose, *order._held}
+    order.victims(3, ())
+    sessions.hear(wired("session_end", "ada"))
+    order._let_go.clear()
+    assert {1, 2} == set(numbers(order.victims(2, ())))
+    order.check()

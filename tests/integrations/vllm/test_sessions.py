@@ -127,11 +127,11 @@ def test_a_silent_session_is_forgotten_after_an_hour(sessions, clock):
 
 def test_the_end_gives_up_what_nobody_else_has(sessions, wired):
     """A shared beginning stays; whoever asked is told of the rest, and a later call is a new session."""
-    told, other = sessions.given_up(), sessions.given_up()
+    told, other = sessions.let_go(), sessions.let_go()
     begin(sessions, "ada", 1, 2, 3)
     begin(sessions, "bob", 1, 9)
     assert ("applied", "2 of 3 blocks are given up") == sessions.hear(wired("session_end", "ada"))
-    assert [b"\x02", b"\x03"] == list(told) == list(other)
+    assert [(b"\x02", True), (b"\x03", True)] == list(told) == list(other)
     assert frozenset({"bob"}) == sessions.owners(b"\x01")
     assert "advisory" == sessions.hear(wired("session_end", "ada"))[0]
     begin(sessions, "ada", 4)
