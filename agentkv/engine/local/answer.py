@@ -32,6 +32,7 @@ class Answer:
         stop: Sequence[str] = (),
         forced_ids: Sequence[int] | None = None,
         gate: Gate,
+        most_calls: int | None = None,
     ) -> None:
         self._tokeniser = tokeniser
         self._detokeniser = Detokeniser(tokeniser.decode, prompt_ids)
@@ -40,6 +41,7 @@ class Answer:
         self._forced_ids = forced_ids
         self._stop = StopGate(stop)
         self._gate = gate
+        self._most_calls = most_calls
         self._written: list[str] = []  # control tokens and ordinary text, as a template would render them
         self._plain = ""
         self._waiting: list[tuple[int, TokenLogprob]] = []  # (where its bytes end, entry)
@@ -82,6 +84,8 @@ class Answer:
             self._written += [self._tokeniser.guard(self._plain + piece), control]
             self._plain = ""
         shown = self._show(piece)
+        if control is not None and self._stop.hit is None:
+            shown += self._mark(control)
         self.reason = self._end(token_id)
         return shown
 
@@ -89,6 +93,17 @@ class Answer:
         safe = self._stop.feed(piece)
         self.raw += safe
         shown = self._gate.feed(safe)
+        self.text += shown
+        self._certain(shown)
+        return shown
+
+    def _mark(self, control: str) -> str:
+        """A control token is no text, but may say what the text around it is."""
+        if not self._gate.sees_control:
+            return ""
+        held = self._stop.finish()  # no stop text goes across a control token
+        self.raw += held
+        shown = self._gate.feed(held) + self._gate.control(control)
         self.text += shown
         self._certain(shown)
         return shown
@@ -130,6 +145,7 @@ class Answer:
         self.raw += rest
         tail = self._gate.feed(rest)
         held, wanted = self._gate.finish(cut=self.reason == "length" and self._stop.hit is None)
+        wanted = wanted[: self._most_calls]
         self.text += tail + held
         if not wanted:
             self._certain(tail + held)

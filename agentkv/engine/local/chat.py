@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from agentkv.core.message import Message, ToolCall, ToolSpec
+from agentkv.engine.local.families import family_of
 from agentkv.engine.local.tokeniser import Tokeniser
 from agentkv.engine.local.toolcalls import CLOSE, OPEN
 from agentkv.errors import RequestInvalid, TemplateRejected
@@ -57,6 +58,8 @@ class Chat:
         self._name = name
         self.available = bool(getattr(tokenizer, "chat_template", None))
         source = self._source() if self.available else ""
+        self.family = family_of(source)
+        """How the model writes calls, if not in <tool_call> tags."""
         self._knows_tools = "tools" in source
         self._knows_calls = "tool_calls" in source
         self._wants_text = "arguments is string" in source

@@ -33,8 +33,12 @@ class Grammar:
     tags: bool = False
 
 
-def grammar_of(request: Request) -> Grammar | None:
-    """The grammar that `request` asks for; None where the model may write what it likes."""
+def grammar_of(request: Request, *, tags: bool = True) -> Grammar | None:
+    """The grammar that `request` asks for; None where the model may write what it likes.
+
+    `tags`: left alone, the model writes its calls between our tags. One that has marks of its own is held to ours where it
+    must call, and is left alone where it may: it would not find the way.
+    """
     choice, wanted = request.tool_choice, request.response_format
     tools = [tool for tool in request.tools if not choice.names or tool.name in choice.names]
     if choice.mode == "none":
@@ -49,7 +53,7 @@ def grammar_of(request: Request) -> Grammar | None:
         return Grammar(lark=f"start: calls\n{calls}", param="tools", tags=True)
     if value is not None:
         return Grammar(lark=f"start: calls | value\nvalue: {value}\n{calls}", param="response_format", tags=True)
-    if choice.names or not choice.parallel or any(tool.strict for tool in tools):
+    if tags and (choice.names or not choice.parallel or any(tool.strict for tool in tools)):
         return Grammar(lark=_free(tools, parallel=choice.parallel), param="tools", tags=True)
     return None
 

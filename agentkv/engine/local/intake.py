@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import bisect
 import itertools
+import json
 import threading
 from collections.abc import Callable
 from dataclasses import replace
@@ -26,7 +27,7 @@ from agentkv.engine.local.sampler import Chooser
 from agentkv.engine.local.sequence import Clockwork, Sequence, rank_of
 from agentkv.engine.local.sessions import Session, Sessions
 from agentkv.engine.local.tokeniser import MARK, Tokeniser
-from agentkv.engine.local.toolcalls import Gate, OpenGate, TagGate, TemplateGate
+from agentkv.engine.local.toolcalls import OPEN, Gate, OpenGate, TagGate, TemplateGate
 from agentkv.engine.local.transcript import Transcript
 from agentkv.engine.request import FEATURES
 from agentkv.errors import PromptTooLong, RequestInvalid
@@ -59,6 +60,8 @@ class Intake:
         self._guides = Guides(self._tokeniser, vocabulary=loaded.vocabulary, eos_ids=loaded.eos_ids)
         self._speculate = speculate
         self._chat = Chat(loaded.tokenizer, self._tokeniser, loaded.name)
+        own = getattr(loaded.tokenizer, "response_template", None)
+        self._tags = OPEN in json.dumps(own) if own else self._chat.family is None
         self._arrivals = itertools.count()
         self._counted = _Counted()
 
@@ -89,7 +92,7 @@ class Intake:
         _check_ids(request, self._loaded.vocabulary)
         session, transcript, kept = self._counted.take(request) or self._prompt(request)
         max_tokens = self._max_tokens(request, len(transcript.ids))
-        grammar = grammar_of(request) if request.forced_ids is None else None
+        grammar = grammar_of(request, tags=self._tags) if request.forced_ids is None else None
         if request.logprobs is not None:
             self._guides.raw(0)  # ExtraMissing now rather than in the engine's thread
         parts = [self._parts(request, transcript, grammar, max_tokens, choice) for choice in range(request.n)]
@@ -136,6 +139,7 @@ class Intake:
             stop=sampling.stop,
             forced_ids=request.forced_ids,
             gate=self._gate(request, transcript.text, grammar),
+            most_calls=None if request.tool_choice.parallel else 1,
         )
         if choice and sampling.seed is not None:
             sampling = replace(sampling, seed=(sampling.seed + choice) % (1 << 63))
@@ -199,13 +203,17 @@ class Intake:
         )
 
     def _gate(self, request: Request, prompt: str, grammar: Grammar | None) -> Gate:
+        family = self._chat.family
         if not request.tools or request.tool_choice.mode == "none":
-            return OpenGate()
+            hidden = request.messages is not None and family is not None and family.always
+            return TemplateGate(self._loaded.tokenizer, prompt="", tools=[], family=family) if hidden else OpenGate()
         if grammar is not None and grammar.tags:
             return TagGate()
+        tools = [spec_of(tool) for tool in request.tools]
         if getattr(self._loaded.tokenizer, "response_template", None):
-            tools = [spec_of(tool) for tool in request.tools]
             return TemplateGate(self._loaded.tokenizer, prompt=prompt, tools=tools)
+        if family is not None:
+            return TemplateGate(self._loaded.tokenizer, prompt="", tools=tools, family=family)
         return TagGate()
 
 
