@@ -221,3 +221,24 @@ def test_blocks_whose_owner_went_unheard_are_found_when_room_is_short(sessions, 
     order._let_go.clear()
     assert {1, 2} == set(numbers(order.victims(2, ())))
     order.check()
+
+
+def test_what_an_ended_session_left_goes_before_the_longest_wait(sessions, order, hold, wired):
+    """However recently it was used."""
+    hold("late", 1)
+    sessions.hear(wired("tool_start", "late", p10=50_000))
+    hold("ada", 2)
+    sessions.hear(wired("session_end", "ada"))
+    assert [2, 1] == numbers(order.victims(2, ()))
+
+
+def test_a_prefetch_takes_no_block_that_was_used_more_recently_than_its_session_is_away(
+    sessions, order, hold, clock, wired
+):
+    """Also of those that no session has."""
+    hold("mine", 1)
+    sessions.hear(wired("tool_start", "mine", p10=50))
+    hold("", 2)
+    assert order.victims(1, (), asker="mine") is None
+    clock.advance(40)
+    assert [2] == numbers(order.victims(1, (), asker="mine"))

@@ -123,3 +123,27 @@ def test_a_block_must_fill_pages(tmp_path, sessions):
     """O_DIRECT wants it so."""
     with pytest.raises(ConfigError):
         Shelf(tmp_path, 8 * PAGE, 1000, sessions)
+
+
+def test_what_a_folded_prompt_left_behind_stays_until_room_is_needed(shelf, memory, sessions):
+    """Its session goes on; somebody may begin with the same text again."""
+    sessions.begins("ada")
+    sessions.holds("ada", [(0, 1, key(1)), (0, 2, key(2))])
+    write(shelf, memory, 1, 2)
+    sessions.holds("ada", [(0, 2, key(3))])
+    shelf.give_up()
+    assert shelf.has(key(2))
+
+
+def test_two_writers_of_one_block_leave_no_slot_behind(shelf, memory, monkeypatch):
+    """What was set aside for a block that another thread has written meanwhile is free again."""
+    real = shelf._slab.reserve
+
+    def meanwhile(count):
+        monkeypatch.setattr(shelf._slab, "reserve", real)
+        write(shelf, memory, 1)
+        return real(count)
+
+    monkeypatch.setattr(shelf._slab, "reserve", meanwhile)
+    assert 1 == write(shelf, memory, 1)
+    shelf.check()
