@@ -61,6 +61,13 @@ def adapter_for(known: Known, base_url: str, *, api_key: str, clock: Clock) -> A
     return made
 
 
+def checked(engine: str) -> str:
+    """The name of an engine, "auto" or "off". Raises ConfigError for any other."""
+    if engine not in ("auto", "off") and engine not in ENGINES:
+        raise ConfigError(f"speaks={engine!r} is unknown; there are auto, off, {', '.join(ENGINES)}")
+    return engine
+
+
 class Found:
     """Adapter and routing of whatever is at `base_url`.
 
@@ -79,8 +86,7 @@ class Found:
         endpoints: Endpoints | None = None,
         probe_priority: bool = False,
     ) -> None:
-        if engine not in ("auto", "off") and engine not in ENGINES:
-            raise ConfigError(f"engine={engine!r} is unknown; there are auto, off, {', '.join(ENGINES)}")
+        checked(engine)
         self._base_url = base_url
         self._key = api_key
         self._clock = clock
@@ -213,7 +219,7 @@ class Found:
         named = provider(self._base_url) if self._engine == "auto" else self._engine
         if named is not None:
             return Known(engine=named)
-        known = identify(self._base_url, api_key=self._key)
+        known = identify(self._base_url, api_key=self._key, within_s=PROBE_S)
         if self._endpoints is None:
             return known
         return self._endpoints.learned(

@@ -163,9 +163,10 @@ class AgentKV:
         by a request of one token, whether it takes priorities; with `prewarm` it computes a waiting context shortly before
         its tool ends, paid by the task. See docs/engines.md.
         """
+        from agentkv.adapters.found import checked
         from agentkv.engine.remote import RemoteEngine
 
-        reach: dict[str, Any] = {"salt": salt, "engine": speaks, "probe": probe, "prewarm": prewarm}
+        reach: dict[str, Any] = {"salt": salt, "engine": checked(speaks), "probe": probe, "prewarm": prewarm}
         engine = RemoteEngine(base_url=base_url, model=model, api_key=api_key, timeout_s=timeout_s, reach=reach)
         return cls._assemble(engine, policy="keep", ledger=ledger, context=context, prices=prices)
 

@@ -19,6 +19,7 @@ from agentkv.adapters.found import Found
 from agentkv.adapters.inject import Injector, model_of, origin_of, tokens_of
 from agentkv.adapters.prewarm import Prewarm
 from agentkv.adapters.probe import Endpoints, Known, origin
+from agentkv.budget.facts import Fact, TaskFact
 from agentkv.clock import Clock
 from agentkv.core.hint import Hint, HintKind, SessionFacts
 from agentkv.core.task import UNATTRIBUTED, Caller
@@ -37,13 +38,13 @@ _MOST_SEEN = 1024
 
 @dataclass(slots=True, kw_only=True)
 class Way:
-    """One endpoint. `seen`: sessions that it answered."""
+    """One endpoint. `seen`: sessions that it answered, and their tasks."""
 
     found: Found
     reach: Reach
     route: Route
     warm: Prewarm | None = None
-    seen: OrderedDict[str, None] = field(default_factory=OrderedDict)
+    seen: OrderedDict[str, str] = field(default_factory=OrderedDict)
 
     def tell(self, hint: Hint) -> None:
         """Tell hints of sessions that it answered."""
@@ -62,9 +63,9 @@ class Way:
                 Hint(id="", kind=kind, at_s=0.0, ts_ms=0, task=about.task, session=about.session, about=about)
             )
 
-    def saw(self, session: str) -> None:
+    def saw(self, session: str, task: str) -> None:
         """It answers a call of this session."""
-        self.seen[session] = None
+        self.seen[session] = task
         while len(self.seen) > _MOST_SEEN:
             self.seen.popitem(last=False)
 
@@ -75,6 +76,7 @@ class Ways:
     def __init__(self, *, emitter: Emitter, clock: Clock, caller: Callable[[], Caller], books: Books) -> None:
         self.spends = False
         """Whether endpoints of people's own clients may be sent requests of ours, paid by the task."""
+        self._books = books
         self._purse = TaskPurse(books)
         self._emitter = emitter
         self._clock = clock
@@ -83,6 +85,7 @@ class Ways:
         self._ways: dict[str, Way] = {}
         self._own: Way | None = None
         self._closed = False
+        self._hears = False
         self._endpoints = Endpoints(rates_folder().parent)
         self.injector = Injector(
             self._carries, on_refused=self._refused, ended=self._ended, may_wait=self._may_wait
@@ -129,7 +132,7 @@ class Ways:
         if way is None or who.task == UNATTRIBUTED:
             return None
         session = session_of(who)
-        way.saw(session)
+        way.saw(session, who.task)
         book = self._emitter.book
         book.seen(session, who, model=model_of(request), tokens=tokens_of(request))
         about = book.facts(session, task=who.task)
@@ -160,7 +163,19 @@ class Ways:
                 scheme, _, key = request.headers.get("authorization", "").partition(" ")
                 way = self._ways[place] = self._made(place, api_key=key if scheme.lower() == "bearer" else "")
                 self._emitter.subscribe(way.tell)
+                if not self._hears:
+                    self._hears = True
+                    self._books.on_fact(self._fact)
             return way
+
+    def _fact(self, fact: Fact) -> None:
+        """A task is over: the sessions that only its own clients knew are, too."""
+        if not isinstance(fact, TaskFact) or fact.event != "finished":
+            return
+        with self._lock:
+            ways = [way for way in self._ways.values() if way is not self._own]
+        for session in {session for way in ways for session, task in list(way.seen.items()) if task == fact.task}:
+            self._emitter.session_end(task=fact.task, session=session)
 
     def _made(
         self,

@@ -167,7 +167,7 @@ def test_a_broken_file_is_as_good_as_none(tmp_path, text):
 @pytest.mark.parametrize(("probe", "sent"), [(True, True), (False, False)])
 def test_an_agents_priority_reaches_a_server_that_was_probed(server, monkeypatch, probe, sent):
     """Through AgentKV, with vLLM's sign; blind it is never sent."""
-    monkeypatch.setattr("agentkv.adapters.probe.PROBE_S", 20.0)
+    monkeypatch.setattr("agentkv.adapters.found.PROBE_S", 20.0)
     with (
         AgentKV.remote(base_url=server.url, model="m", ledger="memory", api_key="k", probe=probe) as kv,
         kv.task("a", final=False, priority=PriorityClass.FOREGROUND),

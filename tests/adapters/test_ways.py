@@ -12,9 +12,15 @@ from langchain_openai import ChatOpenAI
 
 from agentkv import AgentKV, ScriptedEngine
 from agentkv.adapters.strict import StrictServer
-from agentkv.errors import Closed
+from agentkv.errors import Closed, ConfigError
 
 MESSAGES = [{"role": "user", "content": "hello"}]
+
+
+@pytest.fixture(autouse=True)
+def _patient(monkeypatch):
+    """A loaded machine is slow to say what it is."""
+    monkeypatch.setattr("agentkv.adapters.found.PROBE_S", 20.0)
 
 
 @pytest.fixture
@@ -120,6 +126,21 @@ def test_hints_reach_the_endpoints_that_answered(kv, llama):
     (told,) = kv.stats()["reach"]["others"].values()
     assert "llama.cpp" == told["adapter"]
     assert " b:" not in str(told["last"])
+
+
+def test_the_end_of_a_task_ends_the_sessions_of_its_own_clients(kv, llama):
+    """Nothing of its prompts stays in a slot."""
+    with kv.task("a"):
+        chat(kv, llama)
+        llama.slots[0] = 500
+    until(lambda: ("erase", 0, "") in llama.deeds)
+    assert 0 == llama.slots[0]
+
+
+def test_an_engine_that_nobody_knows_is_refused_at_once():
+    """A typo would be told nothing for ever."""
+    with pytest.raises(ConfigError, match="vlm"):
+        AgentKV.remote(base_url="http://127.0.0.1:1/v1", model="m", ledger="memory", speaks="vlm")
 
 
 def test_the_same_http_client_serves_anthropics_package(kv):
