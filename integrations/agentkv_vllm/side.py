@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from agentkv import log
+from agentkv.core.hint import HintKind
 from agentkv.errors import ConfigError
 from agentkv.hints.wire import WireHint
 from agentkv_vllm.config import default_socket
@@ -21,6 +22,7 @@ from agentkv_vllm.sessions import Sessions
 
 MOST_KEPT = 256
 _AGAIN_S = 0.5
+_BEGINNINGS = (HintKind.TOOL_START, HintKind.TOOL_UPDATE)
 
 
 class Side:
@@ -54,7 +56,8 @@ class Side:
         if outcome[0] == "applied":
             self._stirred = True
             due_s = self.sessions.next_due_s()
-            if due_s is None or due_s <= self.sessions.clock.now_s():  # else the door's own thread wakes it in time
+            later = hint.kind in _BEGINNINGS and due_s is not None and due_s > self.sessions.clock.now_s()
+            if not later:  # else the door's own thread wakes it in time
                 self.rouse()
         return outcome
 

@@ -262,6 +262,22 @@ def test_an_idle_engine_is_woken_when_something_is_due(vllm, wired):
     assert found.wants_step()
 
 
+def test_the_end_of_a_session_wakes_an_engine_in_which_others_wait(wired):
+    """What it had on disk is given up at once; a tool that has just begun wakes nobody."""
+    woken = []
+    found = side.Side()
+    found.wake = lambda: woken.append(1)
+    for name in ("ada", "bob"):
+        found.sessions.begins(name)
+        found.hear(wired("tool_start", name, p10=500))
+    assert [] == woken
+    found.hear(wired("session_end", "ada"))
+    assert [1] == woken
+    assert found.wants_step()
+    found.settled()
+    assert not found.wants_step()
+
+
 def test_the_engines_queue_is_found_among_the_callers(vllm):
     """And nothing else is taken for it."""
 
