@@ -120,6 +120,7 @@ class LocalEngine:
         self.count_text = self._intake.tokeniser.count
         self._batch = Batch(self.tiers, clock=self._clock, chunk_tokens=chunk_tokens, max_batch=max_batch)
         self._runner = Runner(model.model, self.tiers.pool, vocabulary=model.vocabulary)
+        self._about = model.about()
         self._arrived: deque[Sequence] = deque()
         self._counts: Counter[str] = Counter()
         self._meter = PrefillMeter(None if rates is None else rates.prefill)
@@ -169,6 +170,7 @@ class LocalEngine:
             "prefill_tokens_s": self._meter.tokens_s,
             "prefill": self._meter.stats(),
             "disk_off": self._disk_off,
+            "model": self._about,
             "restored": self._restores.stats(),
             "kv": self.tiers.stats(),
         }

@@ -57,6 +57,18 @@ class LoadedModel:
     unknown: frozenset[int] = frozenset()
     suggested: Mapping[str, Any] = field(default_factory=dict)
 
+    def about(self) -> dict[str, Any]:
+        """Plain JSON values for `stats()`."""
+        return {
+            "name": self.name,
+            "device": str(self.device),
+            "dtype": self.geometry.dtype,
+            "context_tokens": self.context_tokens,
+            "vocabulary": self.vocabulary,
+            "eos_ids": sorted(self.eos_ids),
+            "suggested_sampling": dict(self.suggested),
+        }
+
 
 def load_model(
     name_or_path: str,

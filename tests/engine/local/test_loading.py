@@ -149,6 +149,8 @@ def test_suggested_sampling_is_shown_and_never_applied_unasked(models, tmp_path)
     loaded = _load(folder)
     assert {"do_sample": True, "temperature": 1.0, "top_p": 0.9, "repetition_penalty": 5.0} == dict(loaded.suggested)
     with _engine(loaded) as engine:
+        assert dict(loaded.suggested) == engine.stats()["model"]["suggested_sampling"]
+        json.dumps(engine.stats())
         assert plain == engine.submit(_raw("Hello", 12)).result(60).token_ids
         assert plain == engine.submit(_raw("Hello", 12, temperature=0.0)).result(60).token_ids
 
