@@ -18,7 +18,7 @@ make = sys.modules["make_engines"] = importlib.util.module_from_spec(_spec)  # i
 _spec.loader.exec_module(make)
 NONE = make.Engine(
     name="none", wanted={"no-such-distribution": "1."}, pip=[["install", "--no-index", "no-such-distribution==1.0"]],
-    tests="test_nothing*.py", size="0 MB",
+    tests=["test_nothing*.py"], size="0 MB",
 )  # fmt: skip
 
 
