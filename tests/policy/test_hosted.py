@@ -47,11 +47,10 @@ def test_a_first_prompt_is_written_for_as_long_as_its_calls_pay_for():
 
 
 def test_without_keep_alives_the_hour_is_paid_instead():
-    """Nobody sends them: half an hour between calls is then worth the long mark for all of it."""
-    choice = choose_mark(
-        [(1.0, waits(1500, 1800))], PRICES, live_tokens=0, new_tokens=50_000, keeps=False, calls_left=5
-    )
-    assert "long" == choice.mark
+    """Nobody reads it in time: what a keep-alive would have saved is worth the long mark."""
+    about = {"live_tokens": 30_000, "new_tokens": 20_000}
+    assert "short" == choose_mark([(1.0, waits(400, 500))], PRICES, **about).mark
+    assert "long" == choose_mark([(1.0, waits(400, 500))], PRICES, keeps=False, **about).mark
 
 
 def test_another_mark_costs_nothing_for_what_is_live():
