@@ -31,7 +31,6 @@ class AgentKVDisk(SecondaryTierManager):
     """Blocks below `root_dir`, at most `capacity_bytes`; they go with the process."""
 
     medium: ClassVar[Any] = Medium.STORAGE
-    tolerates_off_thread_polling: ClassVar[bool] = True
 
     def __init__(
         self,

@@ -54,7 +54,6 @@ class AgentKVTier(SecondaryTierManager):
     do not use the engine's queue; it then takes steps while anybody waits.
     """
 
-    tolerates_off_thread_polling: ClassVar[bool] = True
     _numbers: ClassVar[Any] = itertools.count(1)
 
     def __init__(

@@ -1,7 +1,7 @@
 """Which vLLM this plug-in was read against; any other is refused with a sentence instead of a riddle at run time.
 
-0.32 runs in our tests. 0.33 is written to its published signatures: it adds arguments that are accepted here, and a
-thread that polls tiers.
+0.32 runs whole in our tests. 0.33's classes were read and drive the plug-in without a server: it adds arguments that are
+taken here, and a thread that polls tiers which ask for it; ours wake the engine instead.
 """
 
 from __future__ import annotations

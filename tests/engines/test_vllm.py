@@ -16,6 +16,7 @@ import pytest
 from agentkv import AgentKV, Message, Request, Sampling
 from agentkv.adapters.base import Outcome
 from agentkv.adapters.found import probe
+from agentkv.adapters.probe import Known
 from agentkv.adapters.vllm import Vllm
 from agentkv.adapters.vllm_door import DoorCaller
 from agentkv.core.forecast import Forecast
@@ -167,6 +168,21 @@ def test_agents_through_agentkv_find_their_contexts(running, monkeypatch):
         reach = kv.stats()["reach"]
     assert ("vllm", 0, 0) == (reach["adapter"], reach["failed"], reach["unsupported"])
     assert min(cached) > 0.9
+
+
+def test_a_salt_parts_caches_and_a_priority_is_taken(running):
+    """The same prompt under another tenant's salt finds nothing; a request with a priority is answered."""
+    told = Vllm(running.url, socket=running.socket, known=Known(engine="vllm", priority=True))
+    shares = []
+    for salt in ("one", "one", "two"):
+        extra = told.carries(SessionFacts(session="", salt=salt, priority=20))
+        assert {"cache_salt", "priority"} == set(extra.body)
+        body = {"model": "smollm2", "messages": turn("kim"), "max_tokens": 1, **extra.body}
+        answer = httpx.post(f"{running.url}/chat/completions", json=body, timeout=300)
+        assert 200 == answer.status_code, answer.text
+        usage = answer.json()["usage"]
+        shares.append(((usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0) / usage["prompt_tokens"])
+    assert (True, True, True) == (shares[0] < 0.1, shares[1] > 0.9, shares[2] < 0.1)
 
 
 @pytest.mark.parametrize(

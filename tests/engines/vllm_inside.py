@@ -193,6 +193,7 @@ def random_life(seed, deeds=150):
                 case "reset":
                     if dice.random() < 0.2:
                         engine.manager.reset_cache()
+                        getattr(engine.manager, "on_reset_flushed", lambda: None)()  # 0.33 holds promotions until then
             if dice.random() < 0.5:
                 engine.settle()
                 engine.check()
