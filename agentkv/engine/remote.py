@@ -248,7 +248,10 @@ class RemoteEngine:
                 if cached_by:
                     usage = generation.usage
                     if not usage.cached_tokens:
-                        usage = replace(usage, cached_tokens=min(sum(cached_by.values()), usage.input_tokens - usage.cache_write_tokens))
+                        usage = replace(
+                            usage,
+                            cached_tokens=min(sum(cached_by.values()), usage.input_tokens - usage.cache_write_tokens),
+                        )
                     generation = replace(generation, cached_by=cached_by, usage=usage)
         except Exception as error:
             self._counts["failed"] += 1
