@@ -29,7 +29,7 @@ MOST_CALLS = 64
 MARGIN_S = 0.1
 SHORTEST_LIFE_S = 60.0
 LONGEST_LIFE_S = 3600.0
-"""A wait of which nothing more is heard is forgotten after four times its p90, within these bounds."""
+"""A wait of which nothing more is heard is forgotten after four times its p90, within these bounds; a request after the longest."""
 IDLE_LIFE_S = 3600.0
 """A session that neither calls nor waits is forgotten after this; its blocks then count by their last use alone."""
 _EXPIRE_S = 1.0
@@ -56,6 +56,8 @@ class Session:
     recompute_s: float = 0.0
     idle_share: float = 0.0
     running: int = 0
+    began_s: float = 0.0
+    """When its latest request came."""
     calls: dict[str, tuple[float, Forecast]] = field(default_factory=dict)
     heard_s: float = 0.0
     due_s: float | None = None
@@ -109,6 +111,7 @@ class Sessions:
         with self.lock:
             session = self._sessions.get(name) or self._new(name)
             session.running += 1
+            session.began_s = self.clock.now_s()
             self._awake(session)
 
     def ends(self, name: str) -> None:
@@ -310,6 +313,8 @@ class Sessions:
             if session.ends_s is not None and session.ends_s <= now_s:
                 session.calls.clear()
                 session.forecast, session.due_s, session.ends_s = None, None, None
+            if session.began_s + LONGEST_LIFE_S <= now_s:  # a request whose end nobody told
+                session.running = 0
             if not session.running and session.ends_s is None and session.used_s + IDLE_LIFE_S <= now_s:
                 self._forget(session)
 

@@ -118,11 +118,19 @@ def test_a_wait_of_which_nothing_is_heard_is_forgotten(sessions, clock, wired):
 def test_a_silent_session_is_forgotten_after_an_hour(sessions, clock):
     """Its blocks then belong to nobody; one that computes is not forgotten."""
     begin(sessions, "ada", 1)
+    clock.advance(10)
     sessions.begins("bob")
-    clock.advance(books.IDLE_LIFE_S + 1)
+    clock.advance(books.IDLE_LIFE_S - 5)
     assert ["bob"] == [one.name for one in sessions.every()]
     assert frozenset() == sessions.owners(b"\x01")
     sessions.check()
+
+
+def test_a_request_whose_end_nobody_told_does_not_hold_its_session_for_ever(sessions, clock):
+    """An hour later it counts as over."""
+    sessions.begins("ada")
+    clock.advance(books.LONGEST_LIFE_S + 1)
+    assert [] == sessions.every()
 
 
 def test_the_end_gives_up_what_nobody_else_has(sessions, wired):
