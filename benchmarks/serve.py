@@ -109,9 +109,10 @@ def storm(kv: AgentKV, callers: Callers, life: Life, calls: int, failed: list[st
     after = footprint()
     failed.extend(told.pop("wrong"))
     kv.finish("unattributed")
-    device = kv.engine.stats()["kv"]["device"]
+    tiers = kv.engine.stats()["kv"]
+    device, template = tiers["device"], tiers["template_blocks"]  # what all prompts begin with stays for the next task
     leaked = {f"leaked_{name}": max(0, after[name] - before[name]) for name in before}
-    return {**told, **leaked, "leaked_blocks": device["blocks"] - device["free"] + device["pinned"]}
+    return {**told, **leaked, "leaked_blocks": device["used"] - template + device["pinned"]}
 
 
 def beside_llamacpp(args: Any) -> dict[str, Any]:

@@ -94,11 +94,12 @@ async def storm(
 
 async def main(url: str) -> None:
     limits = httpx2.Limits(max_connections=64, max_keepalive_connections=64)
-    async with httpx2.AsyncClient(base_url=url, timeout=600, limits=limits, trust_env=False) as client:
-        while line := await asyncio.to_thread(sys.stdin.readline):
-            deed = json.loads(line)
-            work = {"streams": streams, "storm": storm}[deed.pop("deed")]
-            print(json.dumps(await work(client, **deed)), flush=True)
+    while line := await asyncio.to_thread(sys.stdin.readline):
+        deed = json.loads(line)
+        work = {"streams": streams, "storm": storm}[deed.pop("deed")]
+        async with httpx2.AsyncClient(base_url=url, timeout=600, limits=limits, trust_env=False) as client:
+            result = await work(client, **deed)
+        print(json.dumps(result), flush=True)  # every connection is closed
 
 
 if __name__ == "__main__":

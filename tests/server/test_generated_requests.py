@@ -21,7 +21,7 @@ from agentkv.server.openapi import document
 
 SCHEMA = schemathesis.openapi.from_dict(document("scripted"))
 ENDPOINTS = [(path, method.upper()) for path, item in document("scripted")["paths"].items() for method in item]
-FEW, MANY = 25, 850
+FEW, MANY = 12, 850
 ANSWERS = [
     "Hello to you",
     Reply(text="x", tool_calls=(ToolCall(id="c", name="read", arguments="{}"),)),

@@ -76,6 +76,7 @@ def test_draining_ends_what_runs_and_refuses_what_comes(scripted_place):
     assert ["", "one"] == [next(stream).choices[0].delta.content for _ in range(2)]
     place.server.stop()
     until(lambda: place.http.get("/health").status_code == 503)
+    time.sleep(1.5)  # longer than sockets alone are waited for
     assert {"status": "draining", "model": "scripted", "calls": 1} == place.http.get("/health").json()
     refused = place.chat()
     assert (503, "draining") == (refused.status_code, refused.json()["error"]["code"])
