@@ -261,3 +261,13 @@ def test_tiles_change_no_score(case, monkeypatch):
         for start, end in ((0, 60), (60, 100)):
             spans = [Span(token_ids=IDS[start:end], start=start, blocks=list(range(1, 8)), sample=True)]
             _close(expected[end - 1], runner.forward(spans)[0])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", FAMILIES)
+def test_half_precision_is_no_reason_to_refuse(models, tmp_path, family):
+    """Roundings, and experts that change with them, stay within what the trial at loading allows."""
+    for seed in (1, 2):
+        folder = models.save(tmp_path / str(seed), family, seed=seed)
+        for dtype in ("bfloat16", "float16"):
+            assert dtype == load_model(str(folder), device="cpu", dtype=dtype).geometry.dtype
