@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections import OrderedDict
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from typing import Any, Protocol
 
 from agentkv.policy.evict import EvictKey
@@ -74,26 +74,34 @@ class Order:
         self._loose.clear()
         self._held.clear()
 
-    def victims(self, n: int, protected: Collection[Key], *, asker: str = "") -> list[Key] | None:
+    def victims(
+        self,
+        n: int,
+        protected: Collection[Key],
+        *,
+        asker: str = "",
+        spared: Callable[[Key], bool] = lambda _: False,
+    ) -> list[Key] | None:
         """Exactly `n` copies to give up, the first to go first; None, and nothing changed, where there are not so many.
 
         `asker`: the session for which a prefetch needs the room; it gets none of its own, nor of those due before it.
+        `spared`: further copies that are not to go now.
         """
         if n <= 0:
             return []
         with self._sessions.lock:
-            found = self._found(n, protected, asker)
+            found = self._found(n, protected, asker, spared)
             if found is None and self._sort_out():
-                found = self._found(n, protected, asker)
+                found = self._found(n, protected, asker, spared)
         return found
 
-    def _found(self, n: int, protected: Collection[Key], asker: str) -> list[Key] | None:
+    def _found(self, n: int, protected: Collection[Key], asker: str, spared: Callable[[Key], bool]) -> list[Key] | None:
         self._take_back()
         found: list[Key] = []
         kept = set(protected)
         owned: list[Key] = []
         for key in self._giving_way(asker, owned):
-            if key not in kept and self.copies[key].ref_cnt == 0:
+            if key not in kept and self.copies[key].ref_cnt == 0 and not spared(key):
                 kept.add(key)
                 found.append(key)
                 if len(found) == n:

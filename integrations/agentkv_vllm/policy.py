@@ -6,6 +6,7 @@ Covers the interface of vLLM's class and which session a key is stored for; the 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -18,6 +19,9 @@ require()
 
 from vllm.v1.kv_offload.base import get_offload_group_idx  # noqa: E402  only for a version that was read
 from vllm.v1.kv_offload.cpu.policies.base import CachePolicy  # noqa: E402
+
+LOOKED_S = 0.05
+"""A request that waits looks its blocks up in every step, about once a millisecond, or after a step of compute."""
 
 
 class Prefetch:
@@ -32,9 +36,14 @@ class AgentKVPolicy(CachePolicy):
         self._sessions = shared().sessions
         self._order = Order(self._sessions)
         self._asker = ""
+        self._looked_s: dict[Key, float] = {}
 
     def get(self, key: Key) -> Any:
-        return self._order.copies.get(key)
+        """Called for each block of a request's prompt, in each step until all of them are there."""
+        copy = self._order.copies.get(key)
+        if copy is not None:
+            self._looked_s[key] = self._sessions.clock.now_s()
+        return copy
 
     def insert(self, key: Key, chunk: Any, req_context: Any = None) -> None:  # noqa: ARG002  0.33 says who stores
         self._asker = ""
@@ -42,6 +51,7 @@ class AgentKVPolicy(CachePolicy):
 
     def remove(self, key: Key) -> None:
         self._order.remove(key)
+        self._looked_s.pop(key, None)
 
     def touch(self, keys: Iterable[Key], req_context: Any) -> None:
         if not _is_prefetch(req_context):
@@ -68,17 +78,24 @@ class AgentKVPolicy(CachePolicy):
             self._order.use(keys)
 
     def evict(self, n: int, protected: set[Key]) -> list[tuple[Key, Any]] | None:
+        """What a request looked at just now stays: a prompt longer than the tier would push its own beginning out for its
+        end and that for its beginning, for ever. So its end is not found, and is computed.
+        """
         asker, self._asker = self._asker, ""
-        keys = self._order.victims(n, protected, asker=asker)
+        since_s = self._sessions.clock.now_s() - LOOKED_S
+        keys = self._order.victims(
+            n, protected, asker=asker, spared=lambda key: self._looked_s.get(key, -math.inf) >= since_s
+        )
         if keys is None:
             return None
         given = [(key, self._order.copies[key]) for key in keys]
         for key in keys:
-            self._order.remove(key)
+            self.remove(key)
         return given
 
     def clear(self) -> None:
         self._order.clear()
+        self._looked_s.clear()
 
     def _note(self, session: str, keys: Iterable[Key], req_context: Any) -> None:
         if session and not _is_prefetch(req_context):

@@ -9,6 +9,7 @@ from __future__ import annotations
 import enum
 import importlib
 import sys
+import time
 import types
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
@@ -165,14 +166,17 @@ class FakeManager:
         self.pending: dict[tuple[int, str], TransferJob] = {}
         self.seen: dict[str, set[bytes]] = {}
         self.steps = self.numbers = 0
+        self.clock = None
 
     # what the engine does
 
     def request(self, name, keys, *, params=None, content=None):
         """A whole request: lookups (with steps until nothing is pending), then its new blocks stored. Returns hits."""
+        if self.clock is not None:
+            self.clock.advance(0.1)  # requests come one after the other
         context = ReqContext(name, params, places={key: 128 * (number + 1) for number, key in enumerate(keys)})
         self.on_new_request(context)
-        while True:
+        for _ in range(3000):
             results = []
             for key in keys:
                 results.append(self.lookup(key, context))
@@ -181,6 +185,9 @@ class FakeManager:
             if not {LookupResult.HIT_PENDING, LookupResult.RETRY} & set(results):
                 break
             self.step()
+            time.sleep(0.0005)  # the disk's threads take real time
+        else:
+            raise AssertionError("a request that waits for ever")
         hits = [key for key, result in zip(keys, results, strict=False) if result is LookupResult.HIT]
         held = {key: self.content(key) for key in hits}
         new = [key for key in keys if key not in hits]

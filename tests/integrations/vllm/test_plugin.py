@@ -40,6 +40,7 @@ def engine(vllm, clock, socket_path, tmp_path):
             partial(vllm.tier.AgentKVTier, tier_type="ours", socket=str(socket_path), wake=False),
         ],
     )
+    made.clock = clock
     made.side = side.shared()
     made.side.wake = lambda: None  # else it takes steps while anybody waits
     yield made
@@ -50,7 +51,7 @@ def engine(vllm, clock, socket_path, tmp_path):
 
 
 def in_memory(engine, *numbers):
-    return [number for number in numbers if engine.policy.get(make_key(number)) is not None]
+    return [number for number in numbers if make_key(number) in engine.policy._order.copies]
 
 
 def test_a_hinted_session_is_back_in_memory_before_its_call(engine, wired, clock):
@@ -84,6 +85,28 @@ def test_without_a_hint_the_call_itself_waits_for_the_disk(engine):
     steps = engine.steps
     assert 3 == len(engine.request("r3", keys(1, 2, 3), params=params("ada")))
     assert engine.steps > steps + 1
+
+
+@pytest.mark.parametrize("session", [None, "ada"])
+def test_a_prompt_longer_than_the_tier_does_not_push_itself_out_for_ever(engine, clock, session):
+    """What fits of its beginning is found, the rest is computed; the request does not wait for what cannot be."""
+    whose = params(session) if session else None
+    engine.request("r1", keys(*range(1, 6)), params=whose)
+    engine.settle()
+    clock.advance(1)
+    engine.request("r2", keys(*range(1, 10)), params=whose)
+    clock.advance(1)
+    for place in range(6, 10):  # its end is only on the disk
+        engine.request(f"x{place}", keys(place))
+        engine.settle()
+        clock.advance(1)
+    engine.request("other", keys(21, 22, 23, 24, 25, 26))
+    engine.settle()
+    clock.advance(1)
+    steps = engine.steps
+    held = engine.request("r3", keys(*range(1, 10)), params=whose)
+    assert list(held) == keys(*range(1, 7))
+    assert engine.steps - steps < 2000
 
 
 def test_the_end_of_the_tool_brings_it_back_at_once(engine, wired, clock):
