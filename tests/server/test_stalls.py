@@ -80,6 +80,11 @@ def test_what_cannot_be_taken_is_told_and_harms_nobody(scripted_place):
     start = hint("tool_start")
     assert ["applied", "repeated"] == told(place, start, start)
     assert ["repeated"] == told(place, hint("tool_start"))  # the call runs already
+    assert ["applied", "repeated"] == told(
+        place, hint("tool_end"), start
+    )  # delivered late and twice: nothing starts anew
+    assert [("pytest", "succeeded")] == tools_of(place)
+    assert ["applied"] == told(place, hint("tool_start"))
     assert ["skipped"] * 3 == told(place, {"v": "agentkv.hint/2"}, hint("tool_dance"), {})
     assert ["advisory"] * 4 == told(
         place,
