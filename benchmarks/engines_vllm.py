@@ -56,7 +56,7 @@ def missing() -> str:
 
 
 def agents(running: example.Running, side: str, *, hints: bool, turns: int) -> list[Turn]:
-    """What each call took. Names begin with the side's, so that no run finds what another one left."""
+    """What each call took. Names begin as the side's, so that no run finds what another one left; they are of one length."""
     found: list[Turn] = []
     one_at_a_time = threading.Lock()
     speaks = "vllm" if hints else "off"
@@ -85,7 +85,7 @@ def agents(running: example.Running, side: str, *, hints: bool, turns: int) -> l
                         Message(role="user", content=f"{number + 3} passed. Go on."),
                     ]
 
-        threads = [threading.Thread(target=live, args=(f"{side}-{name}", s)) for name, s in TOOLS_S.items()]
+        threads = [threading.Thread(target=live, args=(f"{side[:2]}-{name}", s)) for name, s in TOOLS_S.items()]
         for thread in threads:
             thread.start()
         for thread in threads:

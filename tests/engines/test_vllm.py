@@ -134,6 +134,19 @@ def test_an_idle_engine_starts_to_bring_blocks_back_at_the_low_quantile(running,
     assert state["started_ms"][-1] < 1000
 
 
+def test_a_prompt_longer_than_the_cpu_tier_is_answered(running, door, adapter):
+    """After it was pushed out: what fits of its beginning comes back, the rest is computed."""
+    long = [{"role": "user", "content": f"{notes('liz', 130)} Summarise."}]
+    said, tokens, _ = chat(running, long, adapter, "liz")
+    assert tokens * 22.5 / 1024 > 33
+    push_out(running, adapter, "bob")
+    again, tokens, cached = chat(running, long, adapter, "liz")
+    assert 0.3 < cached / tokens
+    assert len(said) > 0
+    assert len(again) > 0
+    assert not door.state()["under_way"]
+
+
 def test_an_ended_session_is_not_found_again(running, door, adapter):
     """Its own beginning, which nobody shares, is computed anew once others have needed the room."""
     chat(running, turn("fay"), adapter, "fay")
