@@ -27,6 +27,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from agentkv import AgentKV, Message, Request, Sampling
+from agentkv.adapters.vllm_door import DoorCaller, default_socket
 
 ROOT = Path(__file__).resolve().parents[1]
 MODEL = "smollm2"
@@ -210,7 +211,7 @@ def main() -> None:
     with contextlib.ExitStack() as stack:
         url = args.url
         if not url:
-            running = stack.enter_context(server())
+            running = stack.enter_context(server(pool_tokens=3328, cpu_mib=64))  # so small that contexts go to disk
             url, os.environ["AGENTKV_VLLM_SOCKET"] = running.url, running.socket
         kv = stack.enter_context(AgentKV.remote(base_url=url, model=MODEL, ledger="memory", context=None))
         threads = [threading.Thread(target=agent, args=(kv, name, 3)) for name in ("ada", "bob", "cyd")]
@@ -219,6 +220,11 @@ def main() -> None:
         for thread in threads:
             thread.join()
         print(json.dumps(kv.stats()["reach"], indent=1))
+        caller = DoorCaller(default_socket())
+        if caller.is_there():
+            state = caller.state()
+            print(f"{state['promotions']} promotions brought {state['promoted_blocks']} blocks back from disk")
+        caller.close()
 
 
 if __name__ == "__main__":
