@@ -48,7 +48,7 @@ class ModelNotFound(ModelError):
 
 
 class UnsupportedModel(ModelError):
-    """An architecture whose KV cache we cannot page (sliding window, MLA, hybrid, ...)."""
+    """An architecture whose KV cache we cannot page (MLA, hybrid, linear attention, ...)."""
 
 
 class RequestInvalid(AgentKVError, ValueError):

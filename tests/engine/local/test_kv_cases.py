@@ -136,12 +136,25 @@ def test_a_tenant_finds_its_own_blocks_in_every_tier_and_no_others(  # noqa: PLR
 
 
 def test_a_caller_has_no_way_to_name_a_salt():
-    """The salt is the engine's; a request that brings one is an error, not a tenant (K5)."""
+    """A Request's salt is that of whoever let the caller in (`server/keys.py`); who calls names none (K5)."""
     for field in ("salt", "cache_salt"):
         with pytest.raises(TypeError, match=field):
-            Request(prompt="x", **{field: "b"})
-        with pytest.raises(TypeError, match=field):
             Caller(task="t", **{field: "b"})
+    with pytest.raises(TypeError, match="cache_salt"):
+        Request(prompt="x", cache_salt="b")
+
+
+def test_a_requests_salt_separates_it_in_every_tier(tiny, start, ask, park):
+    """Two tenants on one engine, the same prompt: nothing is shared; the same tenant finds its own (K5)."""
+    engine = start(host=60)
+    prompt = _prompt(0, 100)
+    first = engine.submit(ask(prompt, 4, task="a", salt="one")).result(60)
+    park(engine, first.session)
+    for salt in ("two", "", "one1", "o"):
+        other = engine.submit(ask(prompt, 4, task=f"b{salt}", salt=salt)).result(60)
+        assert (0, first.token_ids) == (other.usage.cached_tokens, other.token_ids)
+    again = engine.submit(ask(prompt, 4, task="c", salt="one")).result(60)
+    assert again.usage.cached_tokens > 0
 
 
 # -- names

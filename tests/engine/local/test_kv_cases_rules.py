@@ -75,18 +75,18 @@ def test_r6_a_cancelled_calls_blocks_are_nobodys_until_its_step_has_ended(tiny, 
 
 def test_r6_freeing_them_at_the_cancel_is_noticed(tiny, start, ask, park, monkeypatch):
     """The step would write into blocks that were restored meanwhile."""
-    sequence = Intake.sequence
+    sequences = Intake.sequences
 
     def hasty(self, request, *, on_cancel, forget):
         def give_up():
-            blocks, made.blocks = made.blocks, []
-            engine.tiers.release(made.session.key, blocks, used=DONE)
+            blocks, made[0].blocks = made[0].blocks, []
+            engine.tiers.release(made[0].session.key, blocks, used=DONE)
             on_cancel()
 
-        made = sequence(self, request, on_cancel=give_up, forget=forget)
+        made = sequences(self, request, on_cancel=give_up, forget=forget)
         return made
 
-    monkeypatch.setattr(Intake, "sequence", hasty)
+    monkeypatch.setattr(Intake, "sequences", hasty)
     engine = start(blocks=10)
     try:
         right, all_there = cancel_in_flight(tiny, engine, ask, park)
