@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from agentkv.core.message import Message, ToolCall, ToolSpec
     from agentkv.core.task import Caller, PriorityClass
     from agentkv.core.usage import Timing, Usage
-    from agentkv.engine.base import Chunk, Generation, Request, Sampling, Stream
+    from agentkv.engine.base import Chunk, Generation, Request, ResponseFormat, Sampling, Stream, ToolChoice
     from agentkv.engine.scripted import ScriptedEngine
     from agentkv.errors import (
         AgentKVError,
@@ -54,11 +54,13 @@ __all__ = [
     "QueueFull",
     "Request",
     "RequestInvalid",
+    "ResponseFormat",
     "Sampling",
     "ScriptedEngine",
     "Stream",
     "Timing",
     "ToolCall",
+    "ToolChoice",
     "ToolSpec",
     "Usage",
 ]
@@ -85,11 +87,13 @@ _HOMES = {
     "QueueFull": "agentkv.errors",
     "Request": "agentkv.engine.base",
     "RequestInvalid": "agentkv.errors",
+    "ResponseFormat": "agentkv.engine.base",
     "Sampling": "agentkv.engine.base",
     "ScriptedEngine": "agentkv.engine.scripted",
     "Stream": "agentkv.engine.base",
     "Timing": "agentkv.core.usage",
     "ToolCall": "agentkv.core.message",
+    "ToolChoice": "agentkv.engine.base",
     "ToolSpec": "agentkv.core.message",
     "Usage": "agentkv.core.usage",
 }

@@ -156,6 +156,9 @@ class HttpServer:
         self._thread = threading.Thread(target=self.run, name="agentkv-http", daemon=True)
         self._thread.start()
         self._started.wait()
+        if not self._server.started:
+            self._thread.join()
+            raise ConfigError(f"the server at {self.url} could not start; its log says why")
         return self
 
     def __exit__(self, *_: object) -> None:
