@@ -11,10 +11,16 @@ import threading
 
 import openai
 import pytest
+from agentkv_langgraph import ChatAgentKV
+from langchain_openai import ChatOpenAI
 
 from agentkv import AgentKV, Message, Request, Sampling
+from agentkv.engine.base import changed
 from agentkv.engine.local import intake
+from agentkv.errors import TemplateRejected
+from agentkv.server.app import create_app
 from agentkv.server.keys import Keys
+from agentkv.server.transport import InProcess
 
 USER = {"role": "user", "content": "hello"}
 SYSTEM = {"role": "system", "content": "rules"}
@@ -43,6 +49,15 @@ def test_e1_two_user_messages_on_a_strict_template(engine_place, models, stream)
     assert "Conversation roles must alternate" in error["message"]
     assert 0 == bill(strict).output_tokens
     assert 200 == strict.chat(messages=[SYSTEM, USER], stream=stream).status_code
+
+
+def test_e1_the_same_through_langchain(engine_place, models):
+    """The third door has the same contract: our typed error with the template's words; a call that alternates works."""
+    place = engine_place(template=models.STRICT)
+    model = ChatAgentKV(place.kv, max_tokens=4)
+    with pytest.raises(TemplateRejected, match="Conversation roles must alternate"):
+        model.invoke([("system", "rules"), ("user", "hello"), ("user", "again")])
+    assert 4 >= model.invoke([("system", "rules"), ("user", "hello")]).usage_metadata["output_tokens"]
 
 
 @pytest.mark.parametrize(
@@ -467,3 +482,39 @@ def test_tenants_of_one_engine_see_their_own_usage(engine_place):
         for _ in range(calls):
             client.chat.completions.create(model=place.kv.engine.model, messages=[USER], max_tokens=3)
     assert (2, 1) == (len(place.kv.report("alice/default").calls), len(place.kv.report("bob/default").calls))
+
+
+@pytest.mark.parametrize("count", [2, 5])
+def test_e15_parallel_calls_of_the_engine(engine_place, count):
+    """Forced to write two and five calls: indexes from 0 on, ids unique over the whole task, and LangChain's sum has them all."""
+    place = engine_place(blocks=512)
+    kv = place.kv
+    spelled = "".join(f'<tool_call>{{"name": "read", "arguments": {{"n": {n}}}}}</tool_call>' for n in range(count))
+    ids = tuple(kv.engine._intake.tokeniser.encode(spelled).ids)
+
+    def forced(request: Request):
+        return kv.submit(changed(request, forced_ids=ids))
+
+    app = create_app(forced, model="tiny", count_tokens=kv.engine.count_tokens)
+    ask = {"model": "tiny", "messages": [USER], "tools": [TOOL], "max_tokens": len(ids)}
+    with InProcess(app) as doors:
+        client = doors.openai()
+        whole = client.chat.completions.create(**ask).choices[0]
+        deltas = [
+            delta
+            for chunk in client.chat.completions.create(**ask, stream=True)
+            for delta in chunk.choices[0].delta.tool_calls or []
+        ]
+        chat = ChatOpenAI(model="tiny", client=client.chat.completions, async_client=object(), api_key="x")
+        summed = None
+        for piece in chat.bind_tools([TOOL]).stream("hello"):
+            summed = piece if summed is None else summed + piece
+    assert "tool_calls" == whole.finish_reason
+    assert list(range(count)) == sorted({delta.index for delta in deltas})
+    told = [[call.id for call in whole.message.tool_calls], [delta.id for delta in deltas if delta.id]]
+    told.append([call["id"] for call in summed.tool_calls])
+    assert [count] * 3 == [len(ids_) for ids_ in told]
+    assert 3 * count == len({id_ for ids_ in told for id_ in ids_})
+    wanted = [{"n": n} for n in range(count)]
+    assert wanted == [json.loads(call.function.arguments) for call in whole.message.tool_calls]
+    assert wanted == [call["args"] for call in summed.tool_calls]
