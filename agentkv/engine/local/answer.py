@@ -132,6 +132,11 @@ class Answer:
             return "stop"
         return "length" if len(self.token_ids) >= self._max_tokens else None
 
+    def complete(self) -> None:
+        """Nothing may follow. A model with end tokens says so by one; for any other the answer ends here."""
+        if not self._eos_ids:
+            self.reason = "stop"
+
     def flush(self) -> None:
         """No token follows: half a character that is held becomes U+FFFD in `written`, so that it spells all ids."""
         self._plain += self._detokeniser.finish()

@@ -107,10 +107,18 @@ class Chat:
                 turns[-1]["content"] += "\n" + turn["content"]  # results of parallel calls share one user turn
             else:
                 turns.append(turn)
-        specs = [self._guarded(spec_of(tool)) for tool in tools] or None
+        specs = self._specs(tools)
         if specs and not self._knows_tools:
             turns, specs = _with_preamble(turns, specs), None
         return self._apply(turns, specs, go_on=go_on)
+
+    def _specs(self, tools: Sequence[ToolSpec]) -> list[dict[str, Any]] | None:
+        try:
+            return [self._guarded(spec_of(tool)) for tool in tools] or None
+        except RecursionError:
+            raise RequestInvalid(
+                "the schema of a tool is nested too deeply", param="tools", code="invalid_value"
+            ) from None
 
     def _turn(self, message: Message, raw_of: RawOf, *, results: bool) -> dict[str, Any]:
         guard = self._tokeniser.guard
@@ -132,18 +140,30 @@ class Chat:
         return {"role": "assistant", "content": guard(spelled)}
 
     def _call(self, call: ToolCall) -> dict[str, Any]:
-        function = {"name": self._tokeniser.guard(call.name), "arguments": self._guarded(self._arguments(call))}
-        return {"id": call.id, "type": "function", "function": function}
+        guard = self._tokeniser.guard
+        try:
+            arguments = self._guarded(self._arguments(call))
+        except RecursionError:  # deeper than any template can write it
+            arguments = guard(call.arguments)
+        return {
+            "id": guard(call.id),
+            "type": "function",
+            "function": {"name": guard(call.name), "arguments": arguments},
+        }
 
     def _arguments(self, call: ToolCall) -> Any:
-        """The model's own JSON text where the template takes text; else the object, if it is one."""
+        """The model's own JSON text where the template takes text; else the object, if it is one. None at all is {}."""
         if self._wants_text:
             return call.arguments
+        if not call.arguments.strip():
+            return {}
         try:
             parsed = json.loads(call.arguments)
         except ValueError:
             return call.arguments
-        return parsed if isinstance(parsed, dict) else call.arguments
+        if parsed is None:
+            return {}
+        return _whole_characters(parsed) if isinstance(parsed, dict) else call.arguments
 
     def _guarded(self, value: Any) -> Any:
         if isinstance(value, str):
@@ -192,9 +212,15 @@ def _same(one: ToolCall, other: ToolCall) -> bool:
     return one.arguments == other.arguments or _canonical(one.arguments) == _canonical(other.arguments)
 
 
+def _whole_characters(value: Any) -> Any:
+    """Halves of characters, which JSON can hold as escapes and no prompt can, become U+FFFD."""
+    text = json.dumps(value, ensure_ascii=False)
+    return value if text.isascii() else json.loads(text.encode("utf-16", "surrogatepass").decode("utf-16", "replace"))
+
+
 def _canonical(arguments: str) -> str:
     """One spelling for equal JSON (true is not 1, as it would be for Python); any other text as it is."""
     try:
         return json.dumps(json.loads(arguments), sort_keys=True)
-    except ValueError:
+    except (ValueError, RecursionError):
         return arguments

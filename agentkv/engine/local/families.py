@@ -1,7 +1,7 @@
 """Response templates for model families whose tokenizers bring none: how each writes calls and hidden thoughts.
 
 Covers: finding the family by the marks in its chat template, and the template for transformers' own response parser.
-Does not cover: parsing (`toolcalls.py`). Checkpoints of 2026 bring a template of their own, which goes first; Hermes' and
+Does not cover: parsing (`responses.py`). Checkpoints of 2026 bring a template of their own, which goes first; Hermes' and
 Qwen's <tool_call> tags are read without one.
 """
 
@@ -77,8 +77,9 @@ _HARMONY = Family(
             "join": "\n",
         },
         tool_calls={
-            "open_pattern": r"<\|channel\|>(?:commentary|analysis) to=functions\.(?P<name>[\w.-]+)[^<]*"
-            r"(?:<\|constrain\|>\w+)?\s*<\|message\|>",
+            "open_pattern": r"(?:to=functions\.(?P<name>[\w.-]+)\s*<\|channel\|>(?:commentary|analysis)"
+            r"|<\|channel\|>(?:commentary|analysis) to=functions\.(?P<name>[\w.-]+))"
+            r"[^<]*(?:<\|constrain\|>\w+)?\s*<\|message\|>",
             "close": ["<|call|>", "<|end|>"],
             "content": "json",
             "repeats": True,

@@ -18,6 +18,7 @@ from agentkv.core.message import ToolSpec
 from agentkv.engine.local.schemas import closed, finite
 from agentkv.engine.local.toolcalls import CLOSE, OPEN
 from agentkv.engine.request import Request
+from agentkv.errors import RequestInvalid
 
 MOST_CALLS = 16
 """In one turn; a model that repeats itself must end."""
@@ -45,7 +46,8 @@ def grammar_of(request: Request, *, tags: bool = True) -> Grammar | None:
         tools = []
     value = None
     if wanted is not None:
-        value = _json({"type": "object"} if wanted.schema is None else wanted.schema, lenient=not wanted.strict)
+        schema = {"type": "object"} if wanted.schema is None else wanted.schema
+        value = _json(schema, lenient=not wanted.strict, param="response_format")
     if not tools:
         return None if value is None else Grammar(lark=f"start: {value}\n", param="response_format")
     calls = _calls(tools, most=MOST_CALLS if choice.parallel else 1)
@@ -77,15 +79,30 @@ def _bodies(tools: Sequence[ToolSpec]) -> str:
     lines = ["body: " + " | ".join(f"tool_{number}" for number in range(len(tools)))]
     for number, tool in enumerate(tools):
         head = f'{{"name": {json.dumps(tool.name, ensure_ascii=False)}, "arguments": '
-        arguments = _json(closed({"type": "object"} | dict(tool.parameters)), lenient=not tool.strict)
+        arguments = _json(_object(tool), lenient=not tool.strict, param="tools")
         lines.append(f"tool_{number}: {_text(head)} {arguments} {_text('}')}")
     return "\n".join(lines) + "\n"
 
 
-def _json(schema: Mapping[str, Any], *, lenient: bool) -> str:
+def _object(tool: ToolSpec) -> dict[str, Any]:
+    """The schema of a tool's arguments, which are an object whatever else it says."""
+    kind = tool.parameters.get("type", "object")
+    if "object" not in (kind if isinstance(kind, list) else [kind]):
+        told = f"the parameters of tool {tool.name!r:.60} have type {kind!r:.60}; arguments are an object"
+        raise RequestInvalid(told, param="tools", code="unsupported_schema")
+    return {**tool.parameters, "type": "object"}
+
+
+def _json(schema: Mapping[str, Any], *, lenient: bool, param: str) -> str:
     """A JSON value valid under `schema`; `lenient`: keywords that cannot be held are left to the model."""
     options = _COMPACT | ({"lenient": True} if lenient else {})
-    return "%json " + json.dumps({**finite(schema), "x-guidance": options}, ensure_ascii=False)
+    try:
+        narrow = finite(closed(schema) if param == "tools" else schema)
+        return "%json " + json.dumps({**narrow, "x-guidance": options}, ensure_ascii=False)
+    except RecursionError:
+        raise RequestInvalid(
+            f"{param} cannot be held: a schema is nested too deeply", param=param, code="unsupported_schema"
+        ) from None
 
 
 def _text(text: str) -> str:

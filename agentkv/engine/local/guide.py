@@ -20,6 +20,7 @@ from agentkv.engine.local.tokeniser import Tokeniser
 from agentkv.errors import ExtraMissing, ModelError, RequestInvalid
 
 _MOST_KEPT = 64
+_TRIED = 64
 
 
 class Guides:
@@ -76,6 +77,11 @@ class LLGuide:
         barred = torch.from_numpy(bits[: len(scores)] == 0)
         return scores.masked_fill_(barred, -torch.inf)
 
+    @property
+    def ended(self) -> bool:
+        """True if nothing may follow any more (but an end token, where the model has one)."""
+        return bool(self._matcher.is_stopped())
+
     def accept(self, token: int) -> None:
         """This token was written; one that the grammar has no place for is found at the next mask."""
         self._matcher.consume_token(token)
@@ -88,8 +94,13 @@ class LLGuide:
 
 def _compiled(library: Any, words: Any, grammar: Grammar) -> Any:
     matcher = library.LLMatcher(words, library.LLMatcher.grammar_from_lark(grammar.lark), log_level=0)
-    if matcher.is_error():
-        what = matcher.get_error().partition("\n<")[0]
+    tried = matcher.deep_copy()
+    for _ in range(_TRIED):  # one that can never end shows at the first tokens
+        ahead = [] if tried.is_error() else tried.compute_ff_tokens()
+        if not ahead or not tried.consume_tokens(ahead):
+            break
+    if tried.is_error():
+        what = tried.get_error().partition("\n<")[0]
         raise RequestInvalid(
             f"{grammar.param} cannot be held: {what:.500}", param=grammar.param, code="unsupported_schema"
         )

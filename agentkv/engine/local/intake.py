@@ -7,11 +7,13 @@ error that names the field or the numbers.
 from __future__ import annotations
 
 import bisect
+import hashlib
 import itertools
 import json
 import threading
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 
 from agentkv.clock import Clock
 from agentkv.core.task import PriorityClass
@@ -23,11 +25,12 @@ from agentkv.engine.local.drafts import Drafter
 from agentkv.engine.local.grammar import Grammar, grammar_of
 from agentkv.engine.local.guide import Guides
 from agentkv.engine.local.loader import LoadedModel
+from agentkv.engine.local.responses import TemplateGate
 from agentkv.engine.local.sampler import Chooser
 from agentkv.engine.local.sequence import Clockwork, Sequence, rank_of
 from agentkv.engine.local.sessions import Session, Sessions
 from agentkv.engine.local.tokeniser import MARK, Tokeniser
-from agentkv.engine.local.toolcalls import OPEN, Gate, OpenGate, TagGate, TemplateGate
+from agentkv.engine.local.toolcalls import OPEN, Gate, OpenGate, TagGate
 from agentkv.engine.local.transcript import Transcript
 from agentkv.engine.request import FEATURES
 from agentkv.errors import PromptTooLong, RequestInvalid
@@ -142,7 +145,7 @@ class Intake:
             most_calls=None if request.tool_choice.parallel else 1,
         )
         if choice and sampling.seed is not None:
-            sampling = replace(sampling, seed=(sampling.seed + choice) % (1 << 63))
+            sampling = replace(sampling, seed=_seed_of(sampling.seed, choice))
         guide = None if grammar is None else self._guides.guide(grammar)
         return answer, Chooser(sampling, logprobs=request.logprobs, guide=guide)
 
@@ -203,17 +206,18 @@ class Intake:
         )
 
     def _gate(self, request: Request, prompt: str, grammar: Grammar | None) -> Gate:
-        family = self._chat.family
+        if grammar is not None:  # it says what is written: no marks of the model's own
+            return TagGate() if grammar.tags else OpenGate()
+        family, made = self._chat.family, partial(TemplateGate, self._loaded.tokenizer, self._tokeniser)
+        goes_on = request.continue_final_message
         if not request.tools or request.tool_choice.mode == "none":
             hidden = request.messages is not None and family is not None and family.always
-            return TemplateGate(self._loaded.tokenizer, prompt="", tools=[], family=family) if hidden else OpenGate()
-        if grammar is not None and grammar.tags:
-            return TagGate()
+            return made(prompt="", tools=[], family=family, goes_on=goes_on) if hidden else OpenGate()
         tools = [spec_of(tool) for tool in request.tools]
         if getattr(self._loaded.tokenizer, "response_template", None):
-            return TemplateGate(self._loaded.tokenizer, prompt=prompt, tools=tools)
+            return made(prompt=prompt, tools=tools)
         if family is not None:
-            return TemplateGate(self._loaded.tokenizer, prompt="", tools=tools, family=family)
+            return made(prompt="", tools=tools, family=family, goes_on=goes_on)
         return TagGate()
 
 
@@ -232,6 +236,11 @@ class _Counted(threading.local):
             return None
         session = found[0]
         return None if session.calls or session.dropped else found
+
+
+def _seed_of(seed: int, choice: int) -> int:
+    """A seed of its own for each choice; neighbouring seeds of requests share none."""
+    return int.from_bytes(hashlib.blake2b(f"{seed}/{choice}".encode(), digest_size=7).digest())
 
 
 def _check_ids(request: Request, vocabulary: int) -> None:

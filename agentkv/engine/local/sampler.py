@@ -56,6 +56,11 @@ class Guide(Protocol):
         """Tokens that must come next, at most `most`."""
         ...
 
+    @property
+    def ended(self) -> bool:
+        """True if nothing may follow any more."""
+        ...
+
 
 class Chooser:
     """How one call chooses. The generator draws one number per token, on the CPU: the device does not matter.
@@ -100,6 +105,11 @@ class Chooser:
     def ahead(self, most: int) -> Sequence[int]:
         """Tokens about which the grammar leaves no choice, at most `most`."""
         return () if self._guide is None else self._guide.ahead(most)
+
+    @property
+    def ended(self) -> bool:
+        """True if a grammar lets nothing follow any more but an end token."""
+        return self._guide is not None and self._guide.ended
 
     def _bend(self, scores: Tensor) -> Tensor:
         """Bias and penalties, in this order, on a copy."""

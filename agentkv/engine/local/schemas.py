@@ -13,6 +13,8 @@ from typing import Any
 
 _SAFE = 2**53 - 1
 _STEP = 1e-9
+_NARROW = 1e-6
+"""Between bounds that are nearer to each other there may be no multiple of the step."""
 _LARGE = 1e6
 """Bounds beyond this and steps of a billionth together are more digits than llguidance holds."""
 _SEVERAL = ("properties", "$defs", "definitions", "patternProperties")
@@ -26,8 +28,17 @@ def finite(schema: Any) -> Any:
 
 
 def closed(schema: Any) -> Any:
-    """`schema` in which an object that names fields has no others, unless it says that it may."""
-    return _changed(schema, _without_others)
+    """`schema` in which an object that names fields has no others, unless it says that it may.
+
+    A schema with an allOf is left alone: what one part does not name another may, by a reference too.
+    """
+    return schema if _has(schema, "allOf") else _changed(schema, _without_others)
+
+
+def _has(value: Any, key: str) -> bool:
+    if isinstance(value, Mapping):
+        return key in value or any(_has(inner, key) for inner in value.values())
+    return isinstance(value, list) and any(_has(inner, key) for inner in value)
 
 
 def _changed(schema: Any, change: Callable[[dict[str, Any]], dict[str, Any]]) -> Any:
@@ -55,7 +66,8 @@ def _with_an_end(schema: dict[str, Any]) -> dict[str, Any]:
     bounds = [schema[name] for name in ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum") if name in schema]
     if "number" in kinds:
         small = all(isinstance(bound, int | float) and abs(bound) <= _LARGE for bound in bounds)
-        return schema | {"multipleOf": _STEP} if small else schema
+        narrow = small and bounds[1:] and max(bounds) - min(bounds) < _NARROW
+        return schema | {"multipleOf": _STEP} if small and not narrow else schema
     if "integer" in kinds:
         low = {} if {"minimum", "exclusiveMinimum"} & schema.keys() else {"minimum": -_SAFE}
         high = {} if {"maximum", "exclusiveMaximum"} & schema.keys() else {"maximum": _SAFE}
@@ -65,7 +77,10 @@ def _with_an_end(schema: dict[str, Any]) -> dict[str, Any]:
 
 
 def _without_others(schema: dict[str, Any]) -> dict[str, Any]:
+    names, asked = schema.get("properties"), schema.get("required")
+    if not isinstance(names, Mapping) or not names:
+        return schema
+    if isinstance(asked, list) and any(name not in names for name in asked if isinstance(name, str)):
+        return schema  # one is asked for that is not named
     others = {"additionalProperties", "patternProperties", "unevaluatedProperties", "allOf", "anyOf", "oneOf", "$ref"}
-    return (
-        schema if not schema.get("properties") or others & schema.keys() else schema | {"additionalProperties": False}
-    )
+    return schema if others & schema.keys() else schema | {"additionalProperties": False}

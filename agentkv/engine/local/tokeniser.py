@@ -43,6 +43,8 @@ class Tokeniser:
         self._controls = {id_: token.content for id_, token in added.items() if token.special}
         found = sorted(self._controls.values(), key=len, reverse=True)
         self._spelled = re.compile("|".join(map(re.escape, found))) if found else None
+        self._begun = frozenset(text[:end] for text in found for end in range(1, len(text)))
+        self._longest = max(map(len, found), default=0)
         self.plain = self._ids("one two") + self._ids(" three") == self._ids("one two three")
         """True if a tail that starts with a space tokenises alone as it does in its place (byte-level tokenizers)."""
 
@@ -95,6 +97,25 @@ class Tokeniser:
         """`text` with every spelled control token marked as plain text."""
         text = text.replace(MARK, "\ufffd")
         return text if self._spelled is None else self._spelled.sub(lambda found: f"{MARK}{found[0]}{MARK}", text)
+
+    def spelled_apart(self, text: str, mark: str) -> str:
+        """`text` with `mark` behind the first character of every spelled control token: it spells none any more."""
+        return (
+            text if self._spelled is None else self._spelled.sub(lambda found: found[0][0] + mark + found[0][1:], text)
+        )
+
+    def without_controls(self, text: str) -> str:
+        """`text` without what spells control tokens."""
+        return text if self._spelled is None else self._spelled.sub("", text)
+
+    def spells_control(self, text: str) -> bool:
+        """True if `text` spells a control token somewhere."""
+        return self._spelled is not None and self._spelled.search(text) is not None
+
+    def begun_control(self, text: str) -> int:
+        """So many last characters of `text` may be the beginning of a spelled control token."""
+        lengths = range(min(len(text), self._longest - 1), 0, -1)
+        return next((length for length in lengths if text[-length:] in self._begun), 0)
 
     def _ids(self, text: str) -> list[int]:
         ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False).ids

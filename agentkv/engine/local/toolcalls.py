@@ -1,8 +1,8 @@
 """Tool calls in what a model wrote: found while it streams, never shown half, never lost.
 
-Covers: `TagGate` (our convention, <tool_call>{"name": ..., "arguments": {...}}</tool_call>, which many models know and
-the preamble of `chat.py` teaches the others) and `TemplateGate` (transformers' own parser, where there is a response
-template). What is not a valid call stays text.
+Covers: `TagGate`, our convention, <tool_call>{"name": ..., "arguments": {...}}</tool_call>, which many models know and
+the preamble of `chat.py` teaches the others. Does not cover: models with marks of their own (`responses.py`). What is not
+a valid call stays text.
 """
 
 from __future__ import annotations
@@ -10,8 +10,6 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 from typing import Any, Protocol
-
-from agentkv.engine.local.families import Family
 
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
 _DECODER = json.JSONDecoder(strict=False)  # models write raw line ends inside strings
@@ -85,71 +83,6 @@ class TagGate:
         held, self._held = self._held, ""
         text, calls = parse(held)
         return (held, []) if cut and OPEN[:-1] in text else (text, calls)
-
-
-class TemplateGate:
-    """transformers' parser, by the tokenizer's own response template or by that of a family we know (`families.py`)."""
-
-    sees_control = True
-
-    def __init__(
-        self, tokenizer: Any, *, prompt: str, tools: list[dict[str, Any]], family: Family | None = None
-    ) -> None:
-        template = None if family is None else family.template
-        prefix = prompt if family is None else ""
-        self._parser = tokenizer.get_response_parser(template, prefix=prefix, tools=tools)
-        self._known = {tool.get("function", tool)["name"] for tool in tools} if family and family.bare else None
-        self._hides = family is not None and family.always
-        self._raw = ""
-        self._shown = ""
-
-    def feed(self, text: str) -> str:
-        self._raw += text
-        return self._read(text)
-
-    def control(self, text: str) -> str:
-        return self._read(text)
-
-    def _read(self, text: str) -> str:
-        """The parser raises at the end of a call that is none: then all is text from there on."""
-        if self._parser is not None:
-            try:
-                return self._visible(self._parser.feed(text))
-            except (ValueError, KeyError, TypeError):
-                self._parser = None
-        rest = self._rest()
-        self._shown += rest
-        return rest
-
-    def _visible(self, events: list[dict[str, Any]]) -> str:
-        chunks = (e for e in events if e["type"] == "region_chunk" and e.get("field") == "content")
-        text = "".join(e.get("text") or "" for e in chunks)
-        self._shown += text
-        return text
-
-    def finish(self, *, cut: bool) -> tuple[str, list[Wanted]]:
-        if cut or self._parser is None:
-            return self._rest(), []
-        try:
-            message, events = self._parser.finalize()
-            told = message.get("tool_calls") or []
-            calls = [_wanted(call.get("function", call)) for call in (told if isinstance(told, list) else [told])]
-        except (ValueError, KeyError, TypeError, AttributeError):
-            return self._rest(), []  # not what the template promises: whatever was not shown yet stays text
-        if self._known is not None and any(call.name not in self._known for call in calls):
-            return self._rest(), []
-        return self._visible(events), calls
-
-    def _rest(self) -> str:
-        """What was held back, as text; hidden thoughts stay hidden."""
-        return "" if self._hides else self._raw.removeprefix(self._shown)
-
-
-def _wanted(call: dict[str, Any]) -> Wanted:
-    arguments = call.get("arguments", call.get("parameters", {}))
-    if not isinstance(arguments, str):
-        arguments = json.dumps(arguments, ensure_ascii=False)
-    return Wanted(name=call["name"], arguments=arguments)
 
 
 def parse(text: str) -> tuple[str, list[Wanted]]:

@@ -69,8 +69,13 @@ def _written(turn: Turn, picked: list[Picked] | ModelError, raw: Callable[[int],
         text += answer.add(one.token, _entry(one, raw))
         if answer.reason is not None:
             break
+    if sequence.chooser.ended:
+        answer.complete()
     if turn.draft and sequence.drafter is not None and not sequence.certain:
-        sequence.drafter.taken(len(turn.draft), min(len(picked) - 1, len(turn.draft)))
+        drafted = len(turn.draft)
+        if answer.reason is not None:  # guesses behind the end are nobody's
+            drafted = min(drafted, len(sequence.ids) - before)
+        sequence.drafter.taken(drafted, min(len(picked) - 1, drafted))
     return Fresh(sequence=sequence, text=text, token_ids=tuple(sequence.ids[before:]))
 
 

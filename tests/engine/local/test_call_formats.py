@@ -8,8 +8,8 @@ from agentkv.core.message import ToolSpec
 from agentkv.engine.local.answer import Answer
 from agentkv.engine.local.chat import spec_of
 from agentkv.engine.local.families import family_of
+from agentkv.engine.local.responses import TemplateGate
 from agentkv.engine.local.tokeniser import Tokeniser
-from agentkv.engine.local.toolcalls import TemplateGate
 
 TOOLS = [spec_of(ToolSpec(name=name, description="", parameters={"type": "object"})) for name in ("get", "put")]
 CALL = {"name": "get", "arguments": {"key": "a", "deep": {"of": ["[/x]", 'q"']}}}
@@ -52,7 +52,7 @@ def _answer(tokenizer, family, text, *, limit=4000, tools=TOOLS):
     """(pieces that were shown, text, calls, reason) of an answer that is forced to be `text`."""
     tokeniser = Tokeniser(tokenizer)
     ids = tokenizer(text, add_special_tokens=False)["input_ids"]
-    gate = TemplateGate(tokenizer, prompt="", tools=list(tools), family=family)
+    gate = TemplateGate(tokenizer, tokeniser, prompt="", tools=list(tools), family=family)
     answer = Answer(tokeniser, prompt_ids=[], eos_ids=frozenset(), max_tokens=limit, forced_ids=ids, gate=gate)
     shown = []
     for id_ in ids:

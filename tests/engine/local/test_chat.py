@@ -140,12 +140,12 @@ def test_unknown_calls_are_written_in_our_convention(chat):
 @pytest.mark.parametrize(
     ("template", "arguments", "shown"),
     [
-        (WITH_TOOLS, '{"q":  1}', '{"q": 1}'), (WITH_TOOLS, "", '""'), (WITH_TOOLS, "null", '"null"'),
+        (WITH_TOOLS, '{"q":  1}', '{"q": 1}'), (WITH_TOOLS, "", "{}"), (WITH_TOOLS, "null", "{}"),
         (WITH_TOOLS, "[1]", '"[1]"'), (WITH_TOOLS, '{"q"', '"{\\"q\\""'), (WITH_TEXT, '{"q":  1}', '{"q":  1}'),
     ],
 )  # fmt: skip
 def test_arguments_are_encoded_once(chat, template, arguments, shown):
-    """A mapping where the template encodes it, the model's own text where it takes text (E4)."""
+    """A mapping where the template encodes it (none at all is {}), the model's own text where it takes text (E4)."""
     turn = Message(role="assistant", tool_calls=(ToolCall(id="c", name="f", arguments=arguments),))
     assert f"<f {shown}>" in _render(chat(template), [_user("hi"), turn])
 

@@ -4,7 +4,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from agentkv.engine.local.toolcalls import TagGate, TemplateGate, Wanted
+from agentkv.engine.local.responses import TemplateGate
+from agentkv.engine.local.tokeniser import Tokeniser
+from agentkv.engine.local.toolcalls import TagGate, Wanted
 
 PATIENT = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])  # busy machines
 
@@ -86,7 +88,7 @@ def test_a_response_template_reads_the_answer_where_the_tokenizer_has_one(make_t
         },
     }
     try:
-        gate = TemplateGate(tokenizer, prompt="<|im_start|>assistant\n", tools=[])
+        gate = TemplateGate(tokenizer, Tokeniser(tokenizer), prompt="<|im_start|>assistant\n", tools=[])
     except ValueError as error:
         pytest.skip(f"another schema: {error}")
     text = 'Look: [CALL]{"name": "ls", "arguments": {"p": "."}}[END]'

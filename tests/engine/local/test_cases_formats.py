@@ -1,0 +1,327 @@
+"""Users' reports about tool calls in formats of the model's own, and about held answers (E14 to E16).
+
+Texts are forced token by token; what is shown while it streams is always what is told at the end.
+"""
+
+import json
+from dataclasses import replace
+
+import jsonschema
+import pytest
+
+from agentkv.core.message import Message, ToolSpec
+from agentkv.core.task import Caller
+from agentkv.engine.base import Request, ResponseFormat, Sampling, ToolChoice
+from agentkv.engine.local.answer import Answer
+from agentkv.engine.local.chat import spec_of
+from agentkv.engine.local.engine import LocalEngine
+from agentkv.engine.local.families import family_of
+from agentkv.engine.local.loader import load_model
+from agentkv.engine.local.responses import BREAK, TemplateGate
+from agentkv.engine.local.schemas import closed, finite
+from agentkv.engine.local.tokeniser import Tokeniser
+from agentkv.errors import RequestInvalid
+
+MISTRAL, ARGS, PHI, LLAMA, HARMONY = (
+    "[TOOL_CALLS]",
+    "[TOOL_CALLS] [ARGS]",
+    "<|tool_call|>",
+    "<|python_tag|>",
+    "<|channel|>",
+)
+CONTROLS = [
+    "[TOOL_CALLS]", "[ARGS]", "</s>", "<|tool_call|>", "<|/tool_call|>", "<|end|>", "<|python_tag|>", "<|eot_id|>",
+    "<|eom_id|>", "<|channel|>", "<|message|>", "<|start|>", "<|constrain|>", "<|call|>", "<|return|>",
+]  # fmt: skip
+TOOLS = tuple(ToolSpec(name=name, parameters={"type": "object"}) for name in ("get", "put"))
+THINK = "<|channel|>analysis<|message|>Secret.<|end|><|start|>assistant"
+CLOSES = {
+    "mistral": "</s>",
+    "args": "[TOOL_CALLS]",
+    "phi": "<|/tool_call|>",
+    "llama": "<|eot_id|>",
+    "harmony": "<|call|>",
+}
+MARKS = {"mistral": MISTRAL, "args": ARGS, "phi": PHI, "llama": LLAMA, "harmony": HARMONY}
+
+
+def _written(kind, arguments, name="get"):
+    """A call as a family writes it, with an end token behind."""
+    return {
+        "mistral": f'[TOOL_CALLS][{{"name": "{name}", "arguments": {arguments}}}]</s>',
+        "args": f"[TOOL_CALLS]{name}[ARGS]{arguments}</s>",
+        "phi": f'<|tool_call|>[{{"name": "{name}", "arguments": {arguments}}}]<|/tool_call|><|end|>',
+        "llama": f'{{"name": "{name}", "parameters": {arguments}}}<|eot_id|>',
+        "harmony": f"{THINK}<|channel|>commentary to=functions.{name} <|constrain|>json<|message|>{arguments}<|call|>",
+    }[kind]
+
+
+@pytest.fixture(scope="module")
+def tokenizer(make_tokenizer):
+    """The bytes and all families' control tokens."""
+    made = make_tokenizer()
+    made.add_special_tokens({"additional_special_tokens": CONTROLS})
+    return made
+
+
+@pytest.fixture
+def forced(tokenizer):
+    """`forced(mark, *parts)`: (text, calls, reason) of an answer that is `parts`; "\\0" before one: plain text throughout."""
+
+    def run(mark, *parts, limit=4000, tools=TOOLS, **more):
+        tokeniser = Tokeniser(tokenizer)
+        ids = []
+        for part in parts:
+            ids += tokeniser.encode(tokeniser.guard(part[1:]) if part[:1] == "\0" else part).ids
+        specs = [spec_of(tool) for tool in tools]
+        gate = TemplateGate(tokenizer, tokeniser, prompt="", tools=specs, family=family_of(mark), **more)
+        answer = Answer(tokeniser, prompt_ids=[], eos_ids=frozenset(), max_tokens=limit, forced_ids=ids, gate=gate)
+        shown = ""
+        for id_ in ids:
+            shown += answer.add(id_)
+            if answer.reason is not None:
+                break
+        rest, calls = answer.finish()
+        assert shown + rest == answer.text
+        assert BREAK not in answer.text
+        return answer.text, calls, answer.reason
+
+    return run
+
+
+# -- calls
+
+
+@pytest.mark.parametrize("kind", MARKS)
+def test_an_argument_may_spell_every_mark_of_the_family(forced, kind):
+    """Spelled as text a mark is text: the call is whole, its arguments are as written (E14)."""
+    evil = {"text": "".join(CONTROLS) + 'x </s> "[', "[TOOL_CALLS]": [{"a": {"b": "<|end"}}], "end": "<|call|"}
+    head, arguments, tail = (
+        _written(kind, "\1").partition("\1")[0],
+        json.dumps(evil),
+        _written(kind, "\1").partition("\1")[2],
+    )
+    text, calls, reason = forced(MARKS[kind], head, "\0" + arguments, tail)
+    assert ("", "tool_calls", ["get"]) == (text, reason, [call.name for call in calls])
+    assert evil == json.loads(calls[0].arguments)
+
+
+@pytest.mark.parametrize("kind", MARKS)
+@pytest.mark.parametrize("arguments", ['{"q": ', "{q: 1}", '{"t": "a "b" c"}', "[1]", "7", '"text"', "null and void"])
+def test_a_call_that_is_none_is_text(forced, kind, arguments):
+    """Half an object, unquoted names, raw quotes, no object at all: never called, never lost (E14)."""
+    if kind == "llama" and arguments == '{"q": ':
+        arguments += "1"
+    text, calls, reason = forced(MARKS[kind], _written(kind, arguments))
+    assert ((), "stop") == (calls, reason)
+    assert arguments in text
+    assert "Secret" not in text
+
+
+@pytest.mark.parametrize(
+    ("kind", "arguments"), [("phi", "{}"), ("harmony", "{}"), ("args", "{}"), ("mistral", '{"q":1}')]
+)
+def test_text_around_a_call_is_told_once(forced, kind, arguments):
+    """At every place where max_tokens may cut it, in the text or in the call."""
+    before, after = ("", "") if kind == "harmony" else ("  Look:\n ", " done. " if kind == "phi" else "")
+    written = _written(kind, arguments).removesuffix("<|end|>")
+    for limit in range(1, 400, 1 if kind == "phi" else 3):
+        text, calls, reason = forced(MARKS[kind], before, written, after, limit=limit)
+        assert text.count("Look") <= 1
+        assert text.count('"get"') <= 1
+        assert bool(calls) == (reason == "tool_calls")
+        if reason != "length" and limit > 250:
+            break
+    assert ["get"] == [call.name for call in calls]
+    assert before + after == text
+
+
+def test_a_second_call_that_is_cut_takes_the_first_with_it(forced):
+    """Half of what the model meant is not what it meant (E16); both stay readable."""
+    one, two = '{"a": 1}', '{"b": 2}'
+    text = f"[TOOL_CALLS]get[ARGS]{one}[TOOL_CALLS]put[ARGS]{two}</s>"
+    _, calls, _ = forced(ARGS, text)
+    assert ["get", "put"] == [call.name for call in calls]
+    for limit in range(len("get") + 2 + len(one), len("getput") + 4 + len(one + two)):
+        said, calls, reason = forced(ARGS, text, limit=limit)
+        assert ((), "length") == (calls, reason), limit
+        assert one in said
+
+
+def test_a_broken_call_does_not_spoil_the_next(forced):
+    """The bad one is text, the good one is called."""
+    bad, good = "<|tool_call|>[{bad]<|/tool_call|>", '<|tool_call|>[{"name": "get", "arguments": {}}]<|/tool_call|>'
+    text, calls, reason = forced(PHI, "a ", bad, " b ", good, " c")
+    assert (["get"], "tool_calls") == ([call.name for call in calls], reason)
+    assert "a [{bad] b  c" == text
+
+
+def test_a_recipient_may_stand_before_the_channel(forced):
+    """GPT-OSS writes it in either place; its own template shows it in this one."""
+    before = '<|channel|>commentary json<|message|>{"a": 1}<|call|>'
+    for text in (f" to=functions.get{before}", f"{THINK} to=functions.get{before}"):
+        said, calls, _ = forced(HARMONY, text)
+        assert ("", [("get", '{"a": 1}')]) == (said, [(call.name, call.arguments) for call in calls])
+
+
+@pytest.mark.parametrize("mark", MARKS.values(), ids=MARKS)
+def test_a_control_token_is_never_shown(forced, mark):
+    """Whichever ends the answer, and one in the middle, too."""
+    for control in ("<|im_end|>", "<|endoftext|>", "<|eom_id|>"):
+        text, calls, _ = forced(mark, "Hello", control, " there", control)
+        assert ("Hello there", ()) == (text, calls)
+
+
+def test_half_a_character_in_an_argument_can_be_sent(forced):
+    """JSON may hold it as an escape; then it stays one."""
+    _, (call,), _ = forced(MISTRAL, _written("mistral", '{"a": "\\ud83d", "b": "\\u00e9"}'))
+    call.arguments.encode()
+    assert {"a": "\ud83d", "b": "é"} == json.loads(call.arguments)
+
+
+def test_an_answer_without_any_channel_is_shown(forced):
+    """A fine-tuned or a small model may have forgotten them."""
+    for text in ("Just text.", "to be or not", "t", "to=nothing", " to=functions.get"):
+        assert (text, (), "stop") == forced(HARMONY, text)
+
+
+def test_an_answer_that_goes_on_is_in_its_channel_already(forced):
+    """The prompt ends inside of a text, so no mark comes before it."""
+    text, _, _ = forced(HARMONY, "and more<|return|>", goes_on=True, tools=())
+    assert "and more" == text
+
+
+# -- on the engine
+
+
+@pytest.fixture(scope="module")
+def harmony(models, tmp_path_factory):
+    """A tiny model with GPT-OSS's control tokens and channels."""
+    folder = tmp_path_factory.mktemp("harmony")
+    template = (
+        "{% for m in messages %}<|start|>{{ m.role }}{% if m.role == 'assistant' %}<|channel|>final{% endif %}<|message|>"
+        "{{ m.content }}<|end|>{% endfor %}{% if add_generation_prompt %}<|start|>assistant{% endif %}"
+    )
+    made = models.tokenizer(template)
+    made.add_special_tokens({"additional_special_tokens": CONTROLS})
+    models.save(folder, template=template, vocab_size=len(made))
+    made.save_pretrained(folder)
+    loaded = load_model(str(folder), device="cpu", dtype="float32")
+    with LocalEngine(loaded, device_memory=64 * loaded.geometry.block_bytes) as engine:
+        yield engine
+
+
+def _ask(*turns, task="t", **more):
+    sampling = more.pop("sampling", Sampling(max_tokens=200))
+    turns = turns or (Message(role="user", content="Go."),)
+    return Request(messages=turns, sampling=sampling, caller=Caller(task=task), **more)
+
+
+VALUE = {"type": "object", "properties": {"v": {"enum": ["a", "b"]}}, "required": ["v"], "additionalProperties": False}
+
+
+@pytest.mark.parametrize("tools", [(), TOOLS], ids=["no tools", "tools"])
+def test_a_held_answer_of_a_model_with_channels_is_shown(harmony, tools):
+    """The grammar says what is written, so there are no channels to read."""
+    told = harmony.submit(_ask(response_format=ResponseFormat(schema=VALUE), tools=tools)).result(60)
+    if tools:  # noise may fill an open object for ever: whatever it is, it is there to be read
+        assert told.tool_calls or told.text.startswith(("<tool_call>", "{"))
+    else:
+        jsonschema.validate(json.loads(told.text), VALUE)
+
+
+def test_a_turn_of_a_model_with_channels_is_gone_on_with(harmony):
+    """Every token that it writes is in the text."""
+    turns = (Message(role="user", content="Go."), Message(role="assistant", content="One, "))
+    bias = ((ord("a") - 33, 90.0),)
+    sampling = Sampling(max_tokens=5, logit_bias=bias)
+    told = harmony.submit(_ask(*turns, continue_final_message=True, sampling=sampling)).result(60)
+    assert "aaaaa" == told.text
+
+
+def test_a_held_answer_of_a_model_without_end_tokens_ends(models, tmp_path):
+    """Where the grammar ends, with "stop": nobody can wait for an end token that does not exist."""
+    loaded = load_model(str(models.save(tmp_path)), device="cpu", dtype="float32")
+    loaded = replace(loaded, eos_ids=frozenset())
+    with LocalEngine(loaded, device_memory=64 * loaded.geometry.block_bytes) as engine:
+        told = engine.submit(_ask(response_format=ResponseFormat(schema=VALUE))).result(60)
+        assert "stop" == told.finish_reason
+        jsonschema.validate(json.loads(told.text), VALUE)
+        choice = ToolChoice(mode="required", parallel=False)
+        tool = ToolSpec(name="get", parameters=VALUE)
+        told = engine.submit(_ask(tools=(tool,), tool_choice=choice)).result(60)
+        assert "tool_calls" == told.finish_reason
+
+
+# -- schemas
+
+DEEP: dict = {}
+_inner = DEEP
+for _ in range(3000):
+    _inner |= {"type": "object", "properties": {"a": {}}}
+    _inner = _inner["properties"]["a"]
+ENDLESS = {
+    "$ref": "#/$defs/n",
+    "$defs": {"n": {"type": "object", "properties": {"c": {"$ref": "#/$defs/n"}}, "required": ["c"]}},
+}
+
+
+HOPELESS = {"deep": DEEP, "endless": ENDLESS, "text": {"type": "string"}, "number": {"type": ["integer", "null"]}}
+
+
+@pytest.mark.parametrize(
+    ("field", "name"),
+    [*(("tools", name) for name in HOPELESS), ("response_format", "deep"), ("response_format", "endless")],
+)
+def test_a_schema_that_nothing_can_fill_is_refused_before_it_costs_a_token(start, field, name):
+    """Nested without end, endless by reference, arguments that are no object: 400 naming the field, never a crash."""
+    engine, schema = start(), HOPELESS[name]
+    asked = {"response_format": ResponseFormat(schema=schema)}
+    if field == "tools":
+        asked = {"tools": (ToolSpec(name="f", parameters=schema),), "tool_choice": ToolChoice(mode="required")}
+    with pytest.raises(RequestInvalid) as caught:
+        engine.submit(_ask(**asked))
+    assert field == caught.value.param
+    assert 0 == engine.stats()["output_tokens"] == engine.stats()["sessions"]
+
+
+def test_a_schema_is_narrowed_only_where_something_is_left():
+    """A field that is asked for and not named, parts of an allOf, bounds nearer than nine decimals."""
+    named = {"type": "object", "properties": {"a": {}}, "required": ["a", "b"]}
+    assert named == closed(named)
+    parts = {"$defs": {"base": {"properties": {"a": {}}}}, "allOf": [{"$ref": "#/$defs/base"}, {"required": ["b"]}]}
+    assert parts == closed(parts)
+    near = {"type": "number", "minimum": 1e-12, "maximum": 2e-12}
+    assert near == finite(near)
+    assert "multipleOf" in finite({"type": "number", "minimum": 0, "maximum": 1})
+
+
+# -- accounts and seeds
+
+
+def test_guesses_behind_the_end_are_not_counted(start, ask):
+    """What was accepted was written: a stop text in the middle of right guesses is the end of the account, too."""
+    few = tuple((ord(letter) - 33, 60.0) for letter in "abc")
+    engine = start()
+    whole = engine.submit(ask("abababababab", sampling=Sampling(max_tokens=60, logit_bias=few))).result(60)
+    accepted = 0
+    for at in range(1, len(whole.text) - 6, 3):
+        sampling = Sampling(max_tokens=60, logit_bias=few, stop=(whole.text[at : at + 6],))
+        told = engine.submit(ask("abababababab", sampling=sampling)).result(60)
+        assert told.accepted_tokens <= told.drafted_tokens <= len(told.token_ids) + 15
+        assert told.accepted_tokens < len(told.token_ids)
+        accepted += told.accepted_tokens
+    assert accepted
+
+
+def test_neighbouring_seeds_share_no_choice(start):
+    """Three choices with seed 1, and three with seed 2: six answers (E17)."""
+    engine = start()
+    texts = [
+        choice.text
+        for seed in (1, 2)
+        for choice in engine.submit(_ask(n=3, sampling=Sampling(max_tokens=12, temperature=1.5, seed=seed)))
+        .result(60)
+        .choices
+    ]
+    assert 6 == len(set(texts))
