@@ -12,12 +12,20 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
-_DECODER = json.JSONDecoder(strict=False)  # models write raw line ends inside strings
+
+
+def _no_number(name: str) -> Any:
+    raise ValueError(f"{name} is no JSON")
+
+
+_DECODER = json.JSONDecoder(strict=False, parse_constant=_no_number)  # models write raw line ends inside strings
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wanted:
-    """A call that the model asks for; `arguments` is its own JSON text."""
+    """A call that the model asks for; `arguments` is its own JSON text, but for raw line ends inside of strings, which are
+    escaped: nobody else would read them.
+    """
 
     name: str
     arguments: str
@@ -114,6 +122,12 @@ def _call(text: str, at: int) -> tuple[Wanted, int] | None:
     arguments, value = fields.get("arguments", ("{}", {}))
     if not text.startswith(CLOSE, at) or not isinstance(name, str) or not name or not isinstance(value, dict):
         return None
+    if any("\ud800" <= letter <= "\udfff" for letter in name):
+        return None  # half a character, which only an escape can hold, is nobody's name
+    try:
+        json.loads(arguments)
+    except ValueError:
+        arguments = json.dumps(value)
     return Wanted(name=name, arguments=arguments), at + len(CLOSE)
 
 
