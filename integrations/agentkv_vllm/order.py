@@ -169,7 +169,7 @@ class Order:
             return ranked
         ranked = []
         for session in self._sessions.every():
-            if session.running:
+            if session.running or session.returning:
                 session.used_s = now_s
             ranked.append((self._key(session, now_s), session))
         ranked.sort(key=lambda pair: pair[0], reverse=True)

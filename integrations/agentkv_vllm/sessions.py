@@ -36,7 +36,6 @@ _EXPIRE_S = 1.0
 _LIFE = 4.0
 _LATEST_S = 60.0
 _FIRST_S_PER_BLOCK = 2e-3
-_NOW = Forecast(remaining_s=(0.0,), n=0, source="declared")
 
 Key = bytes
 
@@ -55,6 +54,8 @@ class Session:
     tokens: int = 0
     recompute_s: float = 0.0
     idle_share: float = 0.0
+    returning: bool = False
+    """Its tools have ended, its next call is due any moment."""
     running: int = 0
     began_s: float = 0.0
     """When its latest request came."""
@@ -180,7 +181,7 @@ class Sessions:
         """Of several calls the session waits for the last: one forecast, counted from now."""
         forecasts = [whole.after(max(0.0, now_s - began_s)) for began_s, whole in session.calls.values()]
         forecast = last_of(forecasts)
-        session.forecast, session.wait_started_s = forecast, now_s
+        session.forecast, session.wait_started_s, session.returning = forecast, now_s, False
         load_s = len(session.blocks) * self.s_per_block
         self._due(session, now_s + max(0.0, forecast.quantile_s(LOW) - load_s - self.margin_s))
         life_s = min(max(SHORTEST_LIFE_S, _LIFE * forecast.quantile_s(0.9)), LONGEST_LIFE_S)
@@ -192,7 +193,7 @@ class Sessions:
         if session.calls:
             self._plan(session, now_s)
             return "applied", f"{len(session.calls)} calls still run"
-        session.forecast, session.wait_started_s = _NOW, now_s
+        session.forecast, session.returning = None, True
         session.ends_s = now_s + SHORTEST_LIFE_S
         self._due(session, now_s)
         return "applied", f"{len(session.blocks)} blocks are due now"
@@ -207,7 +208,7 @@ class Sessions:
     def _awake(self, session: Session) -> None:
         now_s = self.clock.now_s()
         session.calls.clear()
-        session.forecast, session.due_s, session.ends_s = None, None, None
+        session.forecast, session.due_s, session.ends_s, session.returning = None, None, None, False
         session.used_s = now_s
         self._sessions.move_to_end(session.name)
 
@@ -279,7 +280,7 @@ class Sessions:
     def stats(self) -> dict[str, Any]:
         """Counts as plain JSON values."""
         with self.lock:
-            waiting = sum(session.forecast is not None for session in self._sessions.values())
+            waiting = sum(session.ends_s is not None for session in self._sessions.values())
             return {
                 "sessions": len(self._sessions), "waiting": waiting, "blocks": len(self._owners),
                 "s_per_block": round(self.s_per_block, 6),
@@ -312,7 +313,7 @@ class Sessions:
         for session in list(self._sessions.values()):
             if session.ends_s is not None and session.ends_s <= now_s:
                 session.calls.clear()
-                session.forecast, session.due_s, session.ends_s = None, None, None
+                session.forecast, session.due_s, session.ends_s, session.returning = None, None, None, False
             if session.began_s + LONGEST_LIFE_S <= now_s:  # a request whose end nobody told
                 session.running = 0
             if not session.running and session.ends_s is None and session.used_s + IDLE_LIFE_S <= now_s:

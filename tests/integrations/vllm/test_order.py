@@ -116,6 +116,21 @@ def test_a_prefetch_for_a_session_that_is_gone_takes_nothing_from_the_living(ses
     assert order.victims(1, (), asker="gone") is None
 
 
+def test_a_session_whose_tool_has_ended_is_not_pushed_out_by_the_next_one(sessions, order, hold, clock, wired):
+    """Its call is due any moment, and waits for the other one's: else the two push each other out in turn."""
+    hold("first", 1)
+    hold("second", 2)
+    for name in ("first", "second"):
+        sessions.hear(wired("tool_start", name, p10=5))
+    sessions.hear(wired("tool_end", "first"))
+    clock.advance(20)
+    sessions.hear(wired("tool_end", "second"))
+    assert order.victims(1, (), asker="second") is None
+    clock.advance(61)
+    sessions.hear(wired("tool_update", "second", p10=5))
+    assert [1] == numbers(order.victims(1, (), asker="second"))  # it never came
+
+
 def test_a_session_that_computes_was_used_just_now(sessions, order, hold, clock):
     """However long its answer gets."""
     hold("busy", 1)
