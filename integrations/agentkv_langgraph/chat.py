@@ -1,10 +1,10 @@
 """ChatAgentKV: a LangChain chat model over an agentkv engine.
 
 Covers invoke, ainvoke, stream, astream, bind_tools and per-call options. How messages are carried over is in
-`messages.py`, structured output in `structured.py`, the choice of a tool in `choice.py`; budgets, bills and hints happen
+`messages.py`, structured output in `structured.py`, what an answer must be in `choice.py`; budgets, bills and hints happen
 behind `kv.submit`.
 """
-# ruff: noqa: A002, ARG002  argument names are LangChain's
+# ruff: noqa: A002  argument names are LangChain's
 
 from __future__ import annotations
 
@@ -25,13 +25,15 @@ from agentkv.core.task import UNATTRIBUTED
 from agentkv.engine.base import Chunk, Generation, Request, Sampling
 from agentkv.errors import ConfigError
 from agentkv_langgraph.caller import caller_of_metadata, named_in_metadata
-from agentkv_langgraph.choice import Choice, kept
+from agentkv_langgraph.choice import Choice, format_of, kept, submitted
 from agentkv_langgraph.messages import to_ai_message, to_call_chunks, to_messages, to_tools, turn_fields
 from agentkv_langgraph.structured import Shape, adrive, drive, structured
 
 _SAMPLING = ("max_tokens", "temperature", "top_p", "seed")
-_PER_CALL = {*_SAMPLING, "stop", "tools", "tool_choice", "session", "context", "stream", "stream_usage"}
-_NOT_FOR_THE_ENGINE = ("parallel_tool_calls", "strict")  # what LangChain hands on to every model
+_PER_CALL = {
+    *_SAMPLING, "stop", "tools", "tool_choice", "parallel_tool_calls", "strict", "response_format", "session", "context",
+    "stream", "stream_usage",
+}  # fmt: skip
 
 
 class ChatOptions(TypedDict, total=False):
@@ -114,8 +116,9 @@ class ChatAgentKV(BaseChatModel):
     ) -> Runnable[LanguageModelInput, AIMessage]:
         """The model with tools. `tool_choice`: "auto", "none" (no tools are sent), "any", or a tool's name.
 
-        Decoding is free: a choice is not forced but checked. An answer that misses it is asked for once more, and then
-        AnswerInvalid is raised; a streamed answer is checked when it is complete.
+        The embedded engine holds the model to a choice, and with strict=True to the schemas of the arguments. Elsewhere an
+        answer that misses the choice is asked for once more, and then AnswerInvalid is raised; a streamed answer is
+        checked when it is complete. `parallel_tool_calls=False`: at most one call.
         """
         specs = to_tools(tools)
         Choice.of(tool_choice, specs)
@@ -133,17 +136,26 @@ class ChatAgentKV(BaseChatModel):
         """A runnable that gives an object of `schema` (a Pydantic class, a TypedDict, a JSON schema: then a dict).
 
         `method`: "function_calling" reads a tool call, "json_schema" tells the model the schema and reads JSON from
-        its text, "json_mode" reads JSON that your own prompt asks for. Decoding is free, whatever `strict` says: an
-        answer that does not fit is asked for once more, and then AnswerInvalid is raised. It does not stream.
+        its text, "json_mode" reads JSON that your own prompt asks for. The embedded engine holds the model to the schema
+        while it writes (to any JSON object in json_mode); `strict` refuses a schema that cannot be held in full. An answer
+        that does not fit all the same is asked for once more, and then AnswerInvalid is raised. It does not stream.
         """
         if kwargs:
             raise ConfigError(f"with_structured_output knows no option {', '.join(sorted(kwargs))}")
         shape = Shape(schema, method)
         told = {"kwargs": {"method": method}, "schema": shape.tool}
         if method == "function_calling":
-            asked = self.bind_tools([schema], ls_structured_output_format=told)
+            asked = self.bind_tools(
+                [schema],
+                tool_choice=Choice(names=frozenset((shape.name,)), checked_elsewhere=True),
+                parallel_tool_calls=False,
+                strict=strict,
+                ls_structured_output_format=told,
+            )
         else:
-            asked = self.bind(ls_structured_output_format=told)
+            asked = self.bind(
+                response_format=shape.response_format(strict=bool(strict)), ls_structured_output_format=told
+            )
         return structured(asked, shape, lambda given: self._convert_input(given).to_messages(), raw=include_raw)
 
     def get_num_tokens(self, text: str) -> int:
@@ -211,7 +223,7 @@ class ChatAgentKV(BaseChatModel):
         **kwargs: Any,
     ) -> Iterator[ChatGenerationChunk]:
         request, choice = self._request(messages, stop, run_manager, kwargs)
-        with self.kv.submit(request) as stream:
+        with submitted(self.kv.submit, request) as stream:
             for piece in stream:
                 chunk = _chunk(piece)
                 if run_manager:
@@ -227,7 +239,7 @@ class ChatAgentKV(BaseChatModel):
         **kwargs: Any,
     ) -> AsyncIterator[ChatGenerationChunk]:
         request, choice = self._request(messages, stop, run_manager, kwargs)
-        with self.kv.submit(request) as stream:
+        with submitted(self.kv.submit, request) as stream:
             async for piece in stream:
                 chunk = _chunk(piece)
                 if run_manager:
@@ -236,24 +248,24 @@ class ChatAgentKV(BaseChatModel):
             yield _last_chunk(choice.checked(stream.result()))
 
     def _answer(self, request: Request) -> Generation:
-        with self.kv.submit(request) as stream:
+        with submitted(self.kv.submit, request) as stream:
             generation: Generation = stream.result()
             return generation
 
     async def _aanswer(self, request: Request) -> Generation:
-        with self.kv.submit(request) as stream:
+        with submitted(self.kv.submit, request) as stream:
             generation: Generation = await stream.aresult()
             return generation
 
     def _request(
         self, messages: list[BaseMessage], stop: list[str] | None, run_manager: Any, options: dict[str, Any]
     ) -> tuple[Request, Choice]:
-        unknown = sorted(set(options) - _PER_CALL - set(_NOT_FOR_THE_ENGINE))
+        unknown = sorted(set(options) - _PER_CALL)
         if unknown:
             raise ConfigError(
                 f"this call knows no option {', '.join(unknown)}; it takes {', '.join(sorted(_PER_CALL))}"
             )
-        tools = to_tools(options.get("tools") or ())
+        tools = to_tools(options.get("tools") or (), strict=bool(options.get("strict")))
         choice = Choice.of(options.get("tool_choice"), tools)
         chosen = {name: options.get(name, getattr(self, name)) for name in _SAMPLING}
         stops = stop if stop is not None else options.get("stop", self.stop)
@@ -270,6 +282,8 @@ class ChatAgentKV(BaseChatModel):
             caller=caller,
             session=options.get("session"),
             as_is=not options.get("context", self.context),
+            tool_choice=choice.asked(parallel=options.get("parallel_tool_calls") is not False),
+            response_format=format_of(options.get("response_format")),
         )
         return request, choice
 

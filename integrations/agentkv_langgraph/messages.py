@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 from langchain_core.messages import AIMessage, BaseMessage, ChatMessage, HumanMessage, SystemMessage, ToolMessage
@@ -109,16 +109,18 @@ def _parsed(arguments: str) -> dict[str, Any] | None:
     return value if isinstance(value, dict) else None
 
 
-def to_tools(tools: Sequence[Any]) -> tuple[ToolSpec, ...]:
-    """Tool specs from everything that LangChain calls a tool: functions, BaseTools, models, schemas."""
+def to_tools(tools: Sequence[Any], *, strict: bool = False) -> tuple[ToolSpec, ...]:
+    """Tool specs from everything that LangChain calls a tool: functions, BaseTools, models, schemas. `strict`: all are."""
     specs = []
     for tool in tools:
         if isinstance(tool, ToolSpec):
-            specs.append(tool)
+            specs.append(replace(tool, strict=True) if strict else tool)
             continue
         function = convert_to_openai_tool(tool)["function"]
         schema = function.get("parameters") or {"type": "object", "properties": {}}
-        specs.append(ToolSpec(name=function["name"], description=function.get("description", ""), parameters=schema))
+        description = function.get("description", "")
+        held = strict or bool(function.get("strict"))
+        specs.append(ToolSpec(name=function["name"], description=description, parameters=schema, strict=held))
     return tuple(specs)
 
 

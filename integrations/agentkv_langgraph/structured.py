@@ -1,7 +1,7 @@
 """Structured output of ChatAgentKV: asked for, checked, asked for once more, and then an error.
 
-Nothing forces a model's hand here: decoding is free, so an answer may miss the schema, and what misses it twice is an
-AnswerInvalid with the answer's own words. Covers Pydantic classes, TypedDicts, functions and JSON schemas; by a tool
+The embedded engine holds the model to the schema while it writes; an answer that is cut, or comes from an engine that
+cannot, may miss it all the same, and what misses it twice is an AnswerInvalid with the answer's own words. Covers Pydantic classes, TypedDicts, functions and JSON schemas; by a tool
 call, or by JSON in the text.
 """
 
@@ -43,6 +43,13 @@ class Shape:
         self.tool: dict[str, Any] = convert_to_openai_tool(schema)
         self.name: str = self.tool["function"]["name"]
         self.json_schema: dict[str, Any] = convert_to_json_schema(schema)
+
+    def response_format(self, *, strict: bool) -> dict[str, Any]:
+        """OpenAI's field, for what the model writes as text."""
+        if self.method == "json_mode":
+            return {"type": "json_object"}
+        inner = {"name": self.name, "schema": self.json_schema, "strict": strict}
+        return {"type": "json_schema", "json_schema": inner}
 
     def instruction(self) -> str:
         """What the model is told where the schema does not come as a tool."""

@@ -153,3 +153,50 @@ def test_tokens_are_counted_by_the_engine(kv) -> None:
         < model.get_num_tokens_from_messages([HumanMessage("one")])
         < model.get_num_tokens_from_messages([HumanMessage("one")], tools=[weather])
     )
+
+
+# -- the engine holds the model to what was asked for
+
+
+@BOTH
+def test_the_engine_is_told_what_the_answer_must_be(make_kv, is_async) -> None:
+    """The tool, the schema, any object; and that there is one call at most."""
+    kv = make_kv([called(GOOD), GOOD, GOOD, called('{"city": "Köln"}', "weather")])
+    model = ChatAgentKV(kv)
+    for method in ("function_calling", "json_schema", "json_mode"):
+        ask(model.with_structured_output(Place, method=method), "where?", is_async)
+    ask(model.bind_tools([weather], tool_choice="any", parallel_tool_calls=False, strict=True), "weather?", is_async)
+    by_tool, by_schema, by_mode, chosen = kv.engine.requests
+    assert ("required", ("Place",), False) == (
+        by_tool.tool_choice.mode, by_tool.tool_choice.names, by_tool.tool_choice.parallel,
+    )  # fmt: skip
+    assert {"city", "people"} == set(by_schema.response_format.schema["properties"])
+    assert by_mode.response_format.schema is None
+    assert (True, False) == (chosen.tools[0].strict, chosen.tool_choice.parallel)
+
+
+def test_a_response_format_of_openais_is_taken(make_kv) -> None:
+    """Bound or per call; what is none is an error."""
+    kv = make_kv(["{}", "{}"])
+    model = ChatAgentKV(kv)
+    model.bind(response_format={"type": "json_object"}).invoke("a")
+    schema = {"type": "object", "properties": {}}
+    model.invoke("a", response_format={"type": "json_schema", "json_schema": {"name": "x", "schema": schema}})
+    assert [None, schema] == [request.response_format.schema for request in kv.engine.requests]
+    with pytest.raises(ConfigError, match="json_schema"):
+        model.invoke("a", response_format={"type": "xml"})
+
+
+def test_an_engine_that_cannot_hold_an_answer_is_asked_freely(make_kv, monkeypatch) -> None:
+    """And the answer is checked."""
+    from agentkv.engine.base import refuse_unless
+
+    kv = make_kv([called(GOOD)])
+    submit = kv.engine.submit
+
+    def simple(request):
+        refuse_unless(request, frozenset(), engine="a simple engine")
+        return submit(request)
+
+    monkeypatch.setattr(kv.engine, "submit", simple)
+    assert 1 == ChatAgentKV(kv).with_structured_output(Place).invoke("where?").people
