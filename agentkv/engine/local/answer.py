@@ -13,7 +13,7 @@ from agentkv.core.message import ToolCall
 from agentkv.engine.base import FinishReason, TokenLogprob
 from agentkv.engine.local.detokenise import Detokeniser, StopGate
 from agentkv.engine.local.tokeniser import Tokeniser
-from agentkv.engine.local.toolcalls import Gate
+from agentkv.engine.local.toolcalls import TAGS, Gate
 
 
 class Answer:
@@ -103,9 +103,14 @@ class Answer:
             return ""
         held = self._stop.finish()  # no stop text goes across a control token
         self.raw += held
+        if control in TAGS:
+            self.raw += control
         shown = self._gate.feed(held) + self._gate.control(control)
         self.text += shown
         self._certain(shown)
+        if not self._gate.waits:  # what is not shown by now is a call or a thought
+            self._waiting.clear()
+            self._shown_bytes = self._spelled_bytes
         return shown
 
     def _certain(self, shown: str) -> None:

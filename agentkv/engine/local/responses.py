@@ -29,6 +29,7 @@ class TemplateGate:
     """`tokenizer` is transformers', `tokeniser` ours of the same model. `goes_on`: the answer begins inside of a text."""
 
     sees_control = True
+    waits = False
 
     def __init__(
         self,

@@ -78,7 +78,7 @@ def _with_an_end(schema: dict[str, Any]) -> dict[str, Any]:
 
 def _without_others(schema: dict[str, Any]) -> dict[str, Any]:
     names, asked = schema.get("properties"), schema.get("required")
-    if not isinstance(names, Mapping) or not names:
+    if not isinstance(names, Mapping):
         return schema
     if isinstance(asked, list) and any(name not in names for name in asked if isinstance(name, str)):
         return schema  # one is asked for that is not named

@@ -11,7 +11,7 @@ import json
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-OPEN, CLOSE = "<tool_call>", "</tool_call>"
+TAGS = OPEN, CLOSE = "<tool_call>", "</tool_call>"
 
 
 def _no_number(name: str) -> Any:
@@ -36,6 +36,8 @@ class Gate(Protocol):
 
     sees_control: bool
     """True if `control` is to be told."""
+    waits: bool
+    """True if text before a control token may still be shown behind it."""
 
     def feed(self, text: str) -> str:
         """The part that may be shown now."""
@@ -57,6 +59,7 @@ class OpenGate:
     """Passes everything: for requests without tools."""
 
     sees_control = False
+    waits = True
 
     def feed(self, text: str) -> str:
         return text
@@ -69,9 +72,13 @@ class OpenGate:
 
 
 class TagGate:
-    """Our convention. Text before the first call is shown as it comes; from there on it waits for the end."""
+    """Our convention. Text before the first call is shown as it comes; from there on it waits for the end.
 
-    sees_control = False
+    In some tokenizers the tags are control tokens.
+    """
+
+    sees_control = True
+    waits = True
 
     def __init__(self) -> None:
         self._held = ""
@@ -84,8 +91,8 @@ class TagGate:
         shown, self._held = self._held[:at], self._held[at:]
         return shown
 
-    def control(self, text: str) -> str:  # noqa: ARG002  the tags are plain text
-        return ""
+    def control(self, text: str) -> str:
+        return self.feed(text) if text in TAGS else ""
 
     def finish(self, *, cut: bool) -> tuple[str, list[Wanted]]:
         held, self._held = self._held, ""

@@ -11,7 +11,7 @@ import pytest
 
 from agentkv.core.message import Message, ToolSpec
 from agentkv.core.task import Caller
-from agentkv.engine.base import Request, ResponseFormat, Sampling, ToolChoice
+from agentkv.engine.base import Request, ResponseFormat, Sampling, TokenLogprob, ToolChoice
 from agentkv.engine.local.answer import Answer
 from agentkv.engine.local.chat import spec_of
 from agentkv.engine.local.engine import LocalEngine
@@ -20,6 +20,7 @@ from agentkv.engine.local.loader import load_model
 from agentkv.engine.local.responses import BREAK, TemplateGate
 from agentkv.engine.local.schemas import closed, finite
 from agentkv.engine.local.tokeniser import Tokeniser
+from agentkv.engine.local.toolcalls import TagGate
 from agentkv.errors import RequestInvalid
 
 MISTRAL, ARGS, PHI, LLAMA, HARMONY = (
@@ -177,6 +178,42 @@ def test_half_a_character_in_an_argument_can_be_sent(forced):
     _, (call,), _ = forced(MISTRAL, _written("mistral", '{"a": "\\ud83d", "b": "\\u00e9"}'))
     call.arguments.encode()
     assert {"a": "\ud83d", "b": "é"} == json.loads(call.arguments)
+
+
+def test_tags_that_are_control_tokens_are_tags_all_the_same(make_tokenizer):
+    """Some makers marked them so; decoding leaves them out, the calls are there nevertheless, to be sent again as well."""
+    made = make_tokenizer()
+    made.add_special_tokens({"additional_special_tokens": ["<tool_call>", "</tool_call>"]})
+    tokeniser = Tokeniser(made)
+    said = 'I look. <tool_call>{"name": "get", "arguments": {}}</tool_call>'
+    for text, count in ((said, 1), (said * 2, 2), (said[:-3], 0)):
+        ids = tokeniser.encode(text).ids
+        answer = Answer(tokeniser, prompt_ids=[], eos_ids=frozenset(), max_tokens=500, forced_ids=ids, gate=TagGate())
+        shown = "".join(answer.add(id_) for id_ in ids)
+        rest, calls = answer.finish()
+        assert count == len(calls)
+        assert text == answer.raw
+        assert shown + rest == answer.text
+        assert "I look. " == shown[:8]
+        assert count or "<tool_call>" in answer.text
+
+
+def test_log_probabilities_are_those_of_the_text_that_is_shown(tokenizer):
+    """Of the answer, not of the thoughts before it nor of a call in the middle."""
+    tokeniser = Tokeniser(tokenizer)
+    cases = {
+        HARMONY: ("<|channel|>analysis<|message|>Hello? Hel<|end|><|start|>assistant<|channel|>final<|message|>Hello<|return|>", "Hello"),
+        PHI: (f"Hello <|tool_call|>{json.dumps([{'name': 'get', 'arguments': {}}])}<|/tool_call|>[world]<|end|>", "Hello [world]"),
+        LLAMA: ("Hello<|eot_id|>", "Hello"),
+    }  # fmt: skip
+    for mark, (text, said) in cases.items():
+        ids = tokeniser.encode(text).ids
+        gate = TemplateGate(tokenizer, tokeniser, prompt="", tools=[spec_of(t) for t in TOOLS], family=family_of(mark))
+        answer = Answer(tokeniser, prompt_ids=[], eos_ids=frozenset(), max_tokens=500, forced_ids=ids, gate=gate)
+        for id_ in ids:
+            answer.add(id_, TokenLogprob(token_id=id_, raw=tokeniser.decode([id_]).encode(), logprob=-1.0))
+        answer.finish()
+        assert said == answer.text == b"".join(entry.raw for entry in answer.logprobs).decode()
 
 
 def test_an_answer_without_any_channel_is_shown(forced):

@@ -40,3 +40,4 @@ def test_objects_that_name_fields_are_closed():
     for how in ({"additionalProperties": True}, {"patternProperties": {"x": {}}}, {"allOf": [{}]}, {"$ref": "#"}):
         assert inner | how == closed(inner | how)
     assert {"type": "object"} == closed({"type": "object"})
+    assert {"properties": {}, "additionalProperties": False} == closed({"properties": {}})  # it takes no arguments
