@@ -209,15 +209,14 @@ class Intake:
         if grammar is not None:  # it says what is written: no marks of the model's own
             return TagGate() if grammar.tags else OpenGate()
         family, made = self._chat.family, partial(TemplateGate, self._loaded.tokenizer, self._tokeniser)
-        goes_on = request.continue_final_message
         if not request.tools or request.tool_choice.mode == "none":
             hidden = request.messages is not None and family is not None and family.always
-            return made(prompt="", tools=[], family=family, goes_on=goes_on) if hidden else OpenGate()
+            return made(prompt="", tools=[], family=family) if hidden else OpenGate()
         tools = [spec_of(tool) for tool in request.tools]
         if getattr(self._loaded.tokenizer, "response_template", None):
             return made(prompt=prompt, tools=tools)
         if family is not None:
-            return made(prompt="", tools=tools, family=family, goes_on=goes_on)
+            return made(prompt="", tools=tools, family=family)
         return TagGate()
 
 

@@ -19,14 +19,13 @@ from agentkv.engine.local.toolcalls import Wanted
 
 BREAK = "\ufdd2"
 """Stands inside of spelled control tokens while the parser reads them (a Unicode noncharacter)."""
-_FINAL = "<|channel|>final<|message|>"
 _CHANNELS = ("<|channel|>", "<|start|>", "<|message|>")
 _RECIPIENT = "to=functions."
 _BROKEN = (ValueError, KeyError, TypeError, AttributeError, RecursionError)
 
 
 class TemplateGate:
-    """`tokenizer` is transformers', `tokeniser` ours of the same model. `goes_on`: the answer begins inside of a text."""
+    """`tokenizer` is transformers', `tokeniser` ours of the same model."""
 
     sees_control = True
     waits = False
@@ -39,7 +38,6 @@ class TemplateGate:
         prompt: str,
         tools: list[dict[str, Any]],
         family: Family | None = None,
-        goes_on: bool = False,
     ) -> None:
         template = None if family is None else family.template
         self._new_parser = partial(tokenizer.get_response_parser, template, tools=tools)
@@ -55,8 +53,6 @@ class TemplateGate:
         self._waiting = ""  # may become a spelled control token
         self._pending = ""  # was read and not shown, since the last region that ended
         self._follow(self._parser.initial_events)
-        if goes_on and self._hides:
-            self.control(_FINAL)
 
     def feed(self, text: str) -> str:
         """The part that may be shown now."""

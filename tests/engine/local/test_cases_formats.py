@@ -216,16 +216,20 @@ def test_log_probabilities_are_those_of_the_text_that_is_shown(tokenizer):
         assert said == answer.text == b"".join(entry.raw for entry in answer.logprobs).decode()
 
 
-def test_an_answer_without_any_channel_is_shown(forced):
-    """A fine-tuned or a small model may have forgotten them."""
+def test_an_answer_without_any_channel_is_shown(tokenizer, forced):
+    """A fine-tuned or a small model may have forgotten them; it streams."""
+    gate = TemplateGate(tokenizer, Tokeniser(tokenizer), prompt="", tools=[], family=family_of(HARMONY))
+    assert ["Just", " text"] == [gate.feed("Just"), gate.feed(" text")]
     for text in ("Just text.", "to be or not", "t", "to=nothing", " to=functions.get"):
         assert (text, (), "stop") == forced(HARMONY, text)
 
 
 def test_an_answer_that_goes_on_is_in_its_channel_already(forced):
-    """The prompt ends inside of a text, so no mark comes before it."""
-    text, _, _ = forced(HARMONY, "and more<|return|>", goes_on=True, tools=())
-    assert "and more" == text
+    """The prompt ends inside of a text, so no mark comes before it; one may come behind it."""
+    for tools in ((), TOOLS):
+        assert "and more" == forced(HARMONY, "and more<|return|>", tools=tools)[0]
+        more = "and more<|end|><|start|>assistant<|channel|>final<|message|>, then<|return|>"
+        assert "and more, then" == forced(HARMONY, more, tools=tools)[0]
 
 
 # -- on the engine
@@ -344,9 +348,11 @@ def test_guesses_behind_the_end_are_not_counted(start, ask):
     accepted = 0
     for at in range(1, len(whole.text) - 6, 3):
         sampling = Sampling(max_tokens=60, logit_bias=few, stop=(whole.text[at : at + 6],))
+        before = engine.stats()["steps"]
         told = engine.submit(ask("abababababab", sampling=sampling)).result(60)
-        assert told.accepted_tokens <= told.drafted_tokens <= len(told.token_ids) + 15
-        assert told.accepted_tokens < len(told.token_ids)
+        steps = engine.stats()["steps"] - before
+        assert len(told.token_ids) - told.accepted_tokens in {steps, steps - 1}  # the last step may end in its guesses
+        assert told.accepted_tokens <= told.drafted_tokens
         accepted += told.accepted_tokens
     assert accepted
 
