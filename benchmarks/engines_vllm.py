@@ -116,6 +116,8 @@ def promotions(running: example.Running) -> list[float]:
             before = door.state()["promotions"]
             if before >= PROMOTIONS + 1:
                 break
+            for name in names:  # whose call is due any moment is pushed out by nobody
+                _hint(door, "tool_start", name, wait={"p10_ms": 5 * 10**6, "p50_ms": 6 * 10**6, "p90_ms": 9 * 10**6})
             _hint(door, "tool_end", names[number % len(names)])
             ends = time.monotonic() + 3
             while door.state()["promotions"] == before and time.monotonic() < ends:
@@ -129,8 +131,9 @@ def promotions(running: example.Running) -> list[float]:
         door.close()
 
 
-def _hint(door: DoorCaller, kind: str, session: str) -> None:
+def _hint(door: DoorCaller, kind: str, session: str, **more: Any) -> None:
     body = {"v": "agentkv.hint/1", "id": "h", "kind": kind, "ts_ms": time.time_ns() // 10**6, "session": session}
+    body |= more
     answer = door.say(json.dumps(body), 5)
     assert answer["outcome"] == "applied", answer
 
