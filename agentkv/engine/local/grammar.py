@@ -20,8 +20,8 @@ from agentkv.engine.local.toolcalls import CLOSE, OPEN
 from agentkv.engine.request import Request
 from agentkv.errors import RequestInvalid
 
-MOST_CALLS = 16
-"""In one turn; a model that repeats itself must end."""
+MOST_CALLS = 8
+"""In one turn that may consist of calls only; a small model that repeats itself must end."""
 _COMPACT = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 
 
@@ -50,7 +50,8 @@ def grammar_of(request: Request, *, tags: bool = True) -> Grammar | None:
         value = _json(schema, lenient=not wanted.strict, param="response_format")
     if not tools:
         return None if value is None else Grammar(lark=f"start: {value}\n", param="response_format")
-    calls = _calls(tools, most=MOST_CALLS if choice.parallel else 1)
+    named = choice.mode == "required" and len(tools) == 1  # a call of that tool, as OpenAI's named choice
+    calls = _calls(tools, most=MOST_CALLS if choice.parallel and not named else 1)
     if choice.mode == "required":
         return Grammar(lark=f"start: calls\n{calls}", param="tools", tags=True)
     if value is not None:
