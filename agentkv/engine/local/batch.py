@@ -75,7 +75,9 @@ class Batch:
                 break
             if self._computed_soon(sequence):
                 continue
-            if admitted is not None and not admitted(sequence, bool(self.running or self.loading)):
+            others = [*self.running, *self.loading]
+            beside = any(one.session is sequence.session for one in others)  # its context has its place already
+            if admitted is not None and not beside and not admitted(sequence, bool(others)):
                 short = True
                 continue
             if not self._seat(sequence):
