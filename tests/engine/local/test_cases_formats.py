@@ -4,6 +4,7 @@ Texts are forced token by token; what is shown while it streams is always what i
 """
 
 import json
+import random
 from dataclasses import replace
 
 import jsonschema
@@ -368,3 +369,29 @@ def test_neighbouring_seeds_share_no_choice(start):
         .choices
     ]
     assert 6 == len(set(texts))
+
+
+@pytest.mark.parametrize("kind", MARKS)
+def test_whatever_is_written_nothing_is_invented_lost_or_told_twice(tokenizer, kind):
+    """Marks, pieces of them, calls and text in any order, cut anywhere: the text is a part of what was written, in order."""
+    tokeniser, dice = Tokeniser(tokenizer), random.Random(3)
+    pieces = [
+        *CONTROLS, '[{"name": "get", "arguments": {}}]', '{"name": "get", "parameters": {"a": 1}}', '{"a": 1}', "get", "put",
+        "commentary to=functions.get json", "final", "analysis", "assistant", " text ", "<|", "|>", "[TOOL", '"', "}", "é😀",
+    ]  # fmt: skip
+    tools = [spec_of(tool) for tool in TOOLS]
+    for _ in range(250):
+        ids = []
+        for piece in dice.choices(pieces, k=dice.randrange(1, 9)):
+            ids += tokeniser.encode(piece if dice.random() < 0.7 else tokeniser.guard(piece)).ids
+        gate = TemplateGate(tokenizer, tokeniser, prompt="", tools=tools, family=family_of(MARKS[kind]))
+        limit = dice.choice([len(ids), dice.randrange(len(ids)) + 1])
+        answer = Answer(tokeniser, prompt_ids=[], eos_ids=frozenset(), max_tokens=limit, forced_ids=ids, gate=gate)
+        shown = "".join(answer.add(id_) for id_ in ids[:limit])
+        rest, calls = answer.finish()
+        assert shown + rest == answer.text
+        written = iter(answer.raw)
+        assert all(letter in written for letter in answer.text)
+        assert all(isinstance(json.loads(call.arguments), dict) for call in calls)
+        if kind != "harmony" and not calls:
+            assert answer.raw.split() == answer.text.split()
