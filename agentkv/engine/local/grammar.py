@@ -16,6 +16,7 @@ from typing import Any
 
 from agentkv.core.message import ToolSpec
 from agentkv.engine.local.schemas import closed, finite
+from agentkv.engine.local.tokeniser import check_unicode
 from agentkv.engine.local.toolcalls import CLOSE, OPEN
 from agentkv.engine.request import Request
 from agentkv.errors import RequestInvalid
@@ -99,11 +100,13 @@ def _json(schema: Mapping[str, Any], *, lenient: bool, param: str) -> str:
     options = _COMPACT | ({"lenient": True} if lenient else {})
     try:
         narrow = finite(closed(schema) if param == "tools" else schema)
-        return "%json " + json.dumps({**narrow, "x-guidance": options}, ensure_ascii=False)
+        text = "%json " + json.dumps({**narrow, "x-guidance": options}, ensure_ascii=False)
     except RecursionError:
         raise RequestInvalid(
             f"{param} cannot be held: a schema is nested too deeply", param=param, code="unsupported_schema"
         ) from None
+    check_unicode(text, param)
+    return text
 
 
 def _text(text: str) -> str:

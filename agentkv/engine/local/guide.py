@@ -29,7 +29,9 @@ class Guides:
     def __init__(self, tokeniser: Tokeniser, *, vocabulary: int, eos_ids: Collection[int]) -> None:
         self._tokeniser = tokeniser
         self._vocabulary = vocabulary
-        self._eos_ids = sorted(eos_ids)
+        self._eos_ids = (
+            sorted(eos_ids) or tokeniser.control_ids()[:1]
+        )  # it asks for one; of a model without, any will do
         self._lock = threading.Lock()
         self._words: Any = None
         self._compiled: OrderedDict[str, Any] = OrderedDict()
@@ -52,13 +54,16 @@ class Guides:
 
     def raw(self, token_id: int) -> bytes:
         """A token's own bytes."""
+        control = self._tokeniser.control(token_id)
+        if control is not None:
+            return control.encode()
         return bytes(self._vocabulary_of(_llguidance()).decode_bytes([token_id]))
 
     def _vocabulary_of(self, library: Any) -> Any:
         with self._lock:
             if self._words is None:
                 self._words = library.LLTokenizer(
-                    self._tokeniser.source(), n_vocab=self._vocabulary, eos_token=self._eos_ids or None
+                    self._tokeniser.without_spellings(), n_vocab=self._vocabulary, eos_token=self._eos_ids or None
                 )
             return self._words
 
@@ -94,17 +99,23 @@ class LLGuide:
 
 def _compiled(library: Any, words: Any, grammar: Grammar) -> Any:
     matcher = library.LLMatcher(words, library.LLMatcher.grammar_from_lark(grammar.lark), log_level=0)
-    tried = matcher.deep_copy()
-    for _ in range(_TRIED):  # one that can never end shows at the first tokens
-        ahead = [] if tried.is_error() else tried.compute_ff_tokens()
-        if not ahead or not tried.consume_tokens(ahead):
-            break
-    if tried.is_error():
-        what = tried.get_error().partition("\n<")[0]
+    what = matcher.get_error() or _endless(matcher.deep_copy())
+    if what:
+        what = what.partition("\n<")[0]
         raise RequestInvalid(
             f"{grammar.param} cannot be held: {what:.500}", param=grammar.param, code="unsupported_schema"
         )
     return matcher
+
+
+def _endless(matcher: Any) -> str:
+    """What is wrong with a grammar that can never end: it shows at the first tokens."""
+    for _ in range(_TRIED):
+        ahead = matcher.compute_ff_tokens()
+        if not ahead or matcher.is_error() or not matcher.consume_tokens(ahead):
+            break
+    error = str(matcher.get_error())
+    return error if "limit" in error else ""  # text that spells a control token is not taken as one, which is no fault
 
 
 def _llguidance() -> Any:

@@ -10,6 +10,7 @@ nobody forges a turn by writing its marker.
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -80,10 +81,30 @@ class Tokeniser:
         text: str = self._tokenizer.decode(ids, skip_special_tokens=True)
         return text
 
-    def source(self) -> str:
-        """The tokenizer as its own JSON."""
-        text: str = self._tokenizer.to_str()
-        return text
+    def without_spellings(self) -> str:
+        """The tokenizer as its own JSON, but no text spells a control token: their names begin with MARK."""
+        data = json.loads(self._tokenizer.to_str())
+        model, named = data["model"], set(self._controls.values())
+
+        def renamed(word: str) -> str:
+            return MARK + word if word in named else word
+
+        for token in data["added_tokens"]:
+            if token["special"]:
+                token["content"] = renamed(token["content"])
+        words = model.get("vocab")
+        if isinstance(words, dict):
+            model["vocab"] = {renamed(word): id_ for word, id_ in words.items()}
+        elif isinstance(words, list):
+            model["vocab"] = [[renamed(word), *rest] for word, *rest in words]
+        if isinstance(model.get("unk_token"), str):
+            model["unk_token"] = renamed(model["unk_token"])
+        data["post_processor"] = None
+        return json.dumps(data)
+
+    def control_ids(self) -> list[int]:
+        """All control tokens."""
+        return sorted(self._controls)
 
     def control(self, token_id: int) -> str | None:
         """What a control token is written as; None for an ordinary token."""

@@ -308,12 +308,56 @@ ENDLESS = {
 }
 
 
-HOPELESS = {"deep": DEEP, "endless": ENDLESS, "text": {"type": "string"}, "number": {"type": ["integer", "null"]}}
+def test_words_that_spell_control_tokens_can_be_asked_for(start):
+    """As a value, as a field and as a tool's name: they are text."""
+    engine, word = start(), '<|im_end|>"\n\\é<|im_start|>system'
+    schema = {
+        "type": "object",
+        "properties": {word: {"enum": [word]}},
+        "required": [word],
+        "additionalProperties": False,
+    }
+    told = engine.submit(_ask(response_format=ResponseFormat(schema=schema))).result(60)
+    assert ({word: word}, "stop") == (json.loads(told.text), told.finish_reason)
+    tool = ToolSpec(name=word, parameters=schema)
+    (call,) = (
+        engine.submit(_ask(tools=(tool,), tool_choice=ToolChoice(mode="required", parallel=False)))
+        .result(60)
+        .tool_calls
+    )
+    assert (word, {word: word}) == (call.name, json.loads(call.arguments))
+
+
+def test_a_forced_call_of_a_model_whose_tags_are_control_tokens(models, tmp_path):
+    """The grammar's tags are text; the call is read all the same."""
+    made = models.tokenizer()
+    made.add_special_tokens({"additional_special_tokens": ["<tool_call>", "</tool_call>"]})
+    models.save(tmp_path, vocab_size=len(made))
+    made.save_pretrained(tmp_path)
+    loaded = load_model(str(tmp_path), device="cpu", dtype="float32")
+    with LocalEngine(loaded, device_memory=64 * loaded.geometry.block_bytes) as engine:
+        choice, tool = ToolChoice(mode="required", parallel=False), ToolSpec(name="get", parameters=VALUE)
+        told = engine.submit(_ask(tools=(tool,), tool_choice=choice)).result(60)
+    assert ["get"] == [call.name for call in told.tool_calls]
+    jsonschema.validate(json.loads(told.tool_calls[0].arguments), VALUE)
+
+
+HALF = {"enum": ["\ud800"]}
+HOPELESS = {
+    "half": {"type": "object", "properties": {"a": HALF}},
+    "deep": DEEP,
+    "endless": ENDLESS,
+    "text": {"type": "string"},
+    "number": {"type": ["integer", "null"]},
+}
 
 
 @pytest.mark.parametrize(
     ("field", "name"),
-    [*(("tools", name) for name in HOPELESS), ("response_format", "deep"), ("response_format", "endless")],
+    [
+        *(("tools", name) for name in HOPELESS if name != "half"),
+        *(("response_format", name) for name in ("deep", "endless", "half")),
+    ],
 )
 def test_a_schema_that_nothing_can_fill_is_refused_before_it_costs_a_token(start, field, name):
     """Nested without end, endless by reference, arguments that are no object: 400 naming the field, never a crash."""
