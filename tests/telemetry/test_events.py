@@ -37,7 +37,7 @@ def test_each_fact_is_one_line_under_its_name(facts, lines):
         "at_ms": 1_780_000_000_000, "status": "ok", "priority": 1, "purpose": "answer", "cost_usd": "0.10",
         "input_tokens": 10, "output_tokens": 5, "reasoning_tokens": 2, "calls": 1,
         "ttft_s": 0.25, "restore_s": 0.125, "decode_s": 1.0, "total_s": 1.5,
-        "estimated": False, "served_locally": False, "device_s": 0.0,
+        "estimated": False, "served_locally": False, "device_s": 0.0, "drafted_tokens": 0, "accepted_tokens": 0,
     } == lines[1]  # fmt: skip
     assert "started" == lines[0]["what"]
 
