@@ -24,6 +24,8 @@ class Detokeniser:
     def __init__(self, decode: Callable[[Sequence[int]], str], prompt_ids: Sequence[int] = ()) -> None:
         self._decode = decode
         self._window = list(prompt_ids[-_CONTEXT_TOKENS:])
+        if self._window and decode(self._window).endswith(_REPLACEMENT):
+            self._window = []  # half a character, shown as such already: what completes it is no part of that
         self._told = len(self._window)  # window[:told] is out
 
     def feed(self, token_id: int) -> str:

@@ -98,6 +98,16 @@ def test_text_of_sentencepiece_tokenizers_keeps_its_spaces_and_characters(text):
         assert not any("\ufffd" in piece for piece in pieces)
 
 
+def test_what_completes_a_character_of_the_prompt_is_shown(engine, merged):
+    """An answer that was cut inside of a character, and gone on with: not a byte of the rest is swallowed."""
+    ids = _ids(merged, "ok 😀!")
+    first = engine.submit(_ask("Cut.", forced=ids, max_tokens=len(ids) - 3, task="cut")).result(60)
+    assert first.text.endswith("\ufffd")
+    _, told = _both(engine, _ask("Cut." + first.text, forced=ids[-3:], max_tokens=9, task="cut"))
+    assert merged.tokenizer.decode(ids[-3:]) == told.text
+    assert told.text.endswith("!")
+
+
 # -- E12
 
 SAID = "the thin STOP there, 1212 then"
