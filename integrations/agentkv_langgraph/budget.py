@@ -83,12 +83,15 @@ class Notices:
 
     def shown(self, messages: Sequence[BaseMessage]) -> Sequence[BaseMessage]:
         """The messages as the model is to see them; the caller's own stay as they are."""
+        last = messages[-1] if messages else None
+        may_begin = last is not None and last.id and not isinstance(last, AIMessage)
+        if not (may_begin or self._told):
+            return messages
         caller = self._kv.caller()
         place = (caller.task, caller.branch)
         with self._lock:
             told = self._told.get(place)
-            last = messages[-1] if messages else None
-            if told is None and last is not None and last.id and not isinstance(last, AIMessage):
+            if told is None and last is not None and last.id and may_begin:
                 text = self._kv.budgets.notice(caller)
                 if text:
                     told = self._told[place] = (last.id, text)
