@@ -58,7 +58,7 @@ class Books:
         self._ledger = ledger
         self.append, self.on_fact = ledger.append, ledger.on_fact
         pricing = Pricing(prices, model=model, self_hosted=self_hosted)
-        self.worst_usd, self._priced = pricing.worst_usd, pricing.priced
+        self.worst_usd, self._priced, self._elsewhere = pricing.worst_usd, pricing.priced, pricing.elsewhere
         self._clock = clock
         self._model = model
         self._lock = threading.Lock()
@@ -261,6 +261,7 @@ class Books:
 
     def foreign_call(self, *, caller: Caller, model: str, usage: Usage, total_s: float, **about: Any) -> None:
         """A model call that did not go through us has just ended; `about` are fields of the fact."""
+        tier, locally = about.get("service_tier", ""), about.get("served_locally", False)
         call = ModelCall(
             task=caller.task,
             node=caller.node,
@@ -271,9 +272,9 @@ class Books:
             usage=usage,
             timing=Timing(total_s=total_s),
             priority=int(self.priority(caller.task)),
+            **self._elsewhere(model, usage, tier=tier, served_locally=locally),
             **about,
         )
-        call = self._priced(call, foreign=True)
         for account in (self.account(caller.task), self.pool(caller.task)):
             if account is not None:
                 account.spend(usage, usd=call.cost_usd)

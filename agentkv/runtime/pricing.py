@@ -33,17 +33,22 @@ class Pricing:
         known = [cost.usd for cost in costs if cost is not None and cost.usd is not None]
         return max(known) if known else None
 
-    def priced(self, call: ModelCall, *, foreign: bool = False) -> ModelCall:
-        """The fact with what the call came to; without it where pricing fails. `foreign`: it ran somewhere else."""
+    def priced(self, call: ModelCall) -> ModelCall:
+        """The fact with what the call came to; without it where pricing fails."""
         cost = self._cost(
             call.model,
             call.usage,
             tier=call.service_tier,
             device_s=call.device_s,
-            self_hosted=self._self_hosted and not foreign,
+            self_hosted=self._self_hosted,
             served_locally=call.served_locally,
         )
         return call if cost is None else replace(call, cost_usd=cost.usd, price=cost.price)
+
+    def elsewhere(self, model: str, usage: Usage, *, tier: str = "", served_locally: bool = False) -> dict[str, Any]:
+        """What a call that ran somewhere else came to, as fields of its fact; {} where nobody knows."""
+        cost = self._cost(model, usage, tier=tier, device_s=0.0, self_hosted=False, served_locally=served_locally)
+        return {} if cost is None else {"cost_usd": cost.usd, "price": cost.price}
 
     def _cost(self, model: str, usage: Usage, **about: Any) -> Cost | None:
         if self._prices is None:
