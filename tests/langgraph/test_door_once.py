@@ -4,9 +4,10 @@ import asyncio
 
 import pytest
 from agentkv_langgraph.callback import callback_of
-from langchain_openai import ChatOpenAI
 
 from agentkv import AgentKV, Budget, ScriptedEngine
+
+ChatOpenAI = pytest.importorskip("langchain_openai").ChatOpenAI
 
 WORDS = "one two three four five six seven eight"
 
