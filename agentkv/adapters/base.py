@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Protocol, runtime_checkable
 
+from agentkv.clock import Clock
 from agentkv.core.hint import Hint, SessionFacts
 from agentkv.core.usage import Usage
 
@@ -51,6 +52,19 @@ class Unreachable(Exception):
         super().__init__(message)
         self.status = status
         self.dropped = dropped
+
+
+def receipted(name: str, hint: Hint, act: Callable[[], tuple[Outcome, str]], clock: Clock) -> DeliveryReceipt:
+    """The receipt of what `act` did about the hint; an engine that cannot be reached is a failure."""
+    began_s = clock.now_s()
+    try:
+        outcome, detail = act()
+    except Unreachable as error:
+        outcome, detail = Outcome.FAILED, str(error)
+    return DeliveryReceipt(
+        adapter=name, hint=hint.id, kind=str(hint.kind), session=hint.session or hint.task, outcome=outcome,
+        detail=detail, seconds=clock.now_s() - began_s,
+    )  # fmt: skip
 
 
 class Adapter(Protocol):

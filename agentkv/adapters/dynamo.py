@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from agentkv.adapters.base import DeliveryReceipt, Extra, Outcome, Unreachable
+from agentkv.adapters.base import DeliveryReceipt, Extra, Outcome, Unreachable, receipted
 from agentkv.adapters.dynamo_events import TOPIC, ToolEvents, ZmqMissing, record_of
 from agentkv.adapters.http import Endpoint
 from agentkv.clock import Clock, SystemClock
@@ -123,15 +123,7 @@ class Dynamo:
     # -- hints
 
     def deliver(self, hint: Hint, within_s: float) -> DeliveryReceipt:
-        began_s = self._clock.now_s()
-        try:
-            outcome, detail = self._acted(hint, within_s)
-        except Unreachable as error:
-            outcome, detail = Outcome.FAILED, str(error)
-        return DeliveryReceipt(
-            adapter=self.name, hint=hint.id, kind=str(hint.kind), session=hint.session or hint.task, outcome=outcome,
-            detail=detail, seconds=self._clock.now_s() - began_s,
-        )  # fmt: skip
+        return receipted(self.name, hint, lambda: self._acted(hint, within_s), self._clock)
 
     def _acted(self, hint: Hint, within_s: float) -> tuple[Outcome, str]:
         match hint.kind:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from agentkv.adapters.base import DeliveryReceipt, Extra, Outcome, Unreachable
+from agentkv.adapters.base import DeliveryReceipt, Extra, Outcome, receipted
 from agentkv.adapters.vllm_door import DoorCaller, default_socket
 from agentkv.clock import Clock, SystemClock
 from agentkv.core.hint import Hint, HintKind, SessionFacts
@@ -81,15 +81,7 @@ class Vllm:
     # -- hints
 
     def deliver(self, hint: Hint, within_s: float) -> DeliveryReceipt:
-        began_s = self._clock.now_s()
-        try:
-            outcome, detail = self._told(hint, within_s)
-        except Unreachable as error:
-            outcome, detail = Outcome.FAILED, str(error)
-        return DeliveryReceipt(
-            adapter=self.name, hint=hint.id, kind=str(hint.kind), session=hint.session or hint.task, outcome=outcome,
-            detail=detail, seconds=self._clock.now_s() - began_s,
-        )  # fmt: skip
+        return receipted(self.name, hint, lambda: self._told(hint, within_s), self._clock)
 
     def _told(self, hint: Hint, within_s: float) -> tuple[Outcome, str]:
         if self._door is None or not self._door.is_there():
