@@ -105,7 +105,8 @@ class Extra:
     refuses the whole request. `shape(path, body)` may give another body altogether, for marks inside of messages; it is
     asked with the parsed body (not to be changed in place) and None means that there is nothing to change. `marks` are
     the names that it brings: refused by the server, it is not asked again. `paths`: fields of the body for requests to routes that end in a name
-    ("/responses"). `saw(request)` hears of the request as it was accepted. `session`: whose call it is.
+    ("/responses"). `saw(request)` hears of the request as it was accepted. `session`: whose call it is. `owed`: whether the
+    adapter gave it, and is to be told when the call is over.
     """
 
     body: Mapping[str, Any] = field(default_factory=dict)
@@ -116,6 +117,7 @@ class Extra:
     paths: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     saw: Callable[[Any], None] | None = None
     session: str = ""
+    owed: bool = True
 
 
 @runtime_checkable

@@ -3,7 +3,8 @@
 Covers `LlamaCpp`: a hint becomes slot actions by the policy's own rule (`policy.hazard` unless another is given), a call is
 routed to its context's slot, more sessions than slots share them, the end of a session leaves no content behind.
 Needs a server with `--slot-save-path`; without it hints are UNSUPPORTED. Books: `slots.py`. An action on a slot that
-computes would hang until it is idle, so those are never asked for.
+computes would hang until it is idle, so those are never asked for. Actions run on threads of their own (`slot_work.py`):
+one that hangs costs its session a receipt, and everybody else nothing.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from agentkv import log
 from agentkv.adapters.base import DeliveryReceipt, Extra, Outcome, Unreachable
 from agentkv.adapters.http import Endpoint
 from agentkv.adapters.probe import Known
+from agentkv.adapters.slot_work import SlotWork, Work
 from agentkv.adapters.slots import SlotPool, Step
 from agentkv.clock import Clock, SystemClock
 from agentkv.core.forecast import Forecast, last_of
@@ -32,7 +34,14 @@ ACTION_S = 30.0
 """How long a save or restore may take: the server comes to it between two batches, and a batch of prompt may take long."""
 CONNECT_S = 2.0
 ROOM_S = 60.0
-"""How long a call waits for a slot before it goes without one (the server then queues it)."""
+"""How long a call waits for a slot while other calls compute, before it goes without one (the server then queues it)."""
+CALL_S = 3.0
+"""How long a call waits for slot actions, its own or those that keep every slot: then it goes without one."""
+TOGETHER_S = 0.5
+"""How long a hint waits for what it led to: most actions take some ten milliseconds. Later ones have receipts of their own."""
+CLOSE_S = 1.0
+_CONNECT_AGAIN_S = 5.0
+_LOOK_S = 1.0
 _NOT_IMPLEMENTED = 501
 _FIRST_S_PER_TOKEN = 25e-6
 _SOON_S = 0.5
@@ -73,6 +82,9 @@ class LlamaCpp:
         self._prefix = f"agentkv-{secrets.token_hex(6)}"
         self._turn = threading.Condition()
         self._pool: SlotPool | None = None
+        self._counted = False
+        self._connects_s = 0.0
+        self._work = SlotWork(self._server, self._turn, act=self._do, note=self._done, clock=self._clock)
         self._saves = True
         self._closed = False
         self._waiting_calls = 0
@@ -91,64 +103,76 @@ class LlamaCpp:
 
     def deliver(self, hint: Hint, within_s: float) -> DeliveryReceipt:
         session = hint.session or hint.task
-        with self._turn:
-            started_s = self._clock.now_s()
-            try:
-                self._connected(within_s)
-                outcome, detail = self._acted(hint, session)
-            except Unreachable as error:
-                outcome, detail = Outcome.FAILED, str(error)
-            seconds = self._clock.now_s() - started_s
-            return self._receipt(session, outcome, detail, seconds, kind=str(hint.kind), hint=hint.id)
+        started_s = self._clock.now_s()
+        try:
+            pool = self._connected(within_s)
+        except Unreachable as error:
+            outcome, detail = Outcome.FAILED, str(error)
+        else:
+            with self._turn:
+                outcome, detail, steps = self._acted(pool, hint, session)
+                work = self._work.begin(pool, steps) if steps else None
+            if work is not None:
+                outcome, detail = _awaited(work, min(within_s, TOGETHER_S), detail)
+        seconds = self._clock.now_s() - started_s
+        return self._receipt(session, outcome, detail, seconds, kind=str(hint.kind), hint=hint.id)
 
-    def _acted(self, hint: Hint, session: str) -> tuple[Outcome, str]:
+    def _acted(self, pool: SlotPool, hint: Hint, session: str) -> tuple[Outcome, str, Sequence[Step]]:
+        """What the hint says is noted; the steps that follow from it."""
         if not self._saves:
-            return Outcome.UNSUPPORTED, "the server was started without --slot-save-path"
-        assert self._pool is not None
+            return Outcome.UNSUPPORTED, "the server was started without --slot-save-path", ()
         now_s = self._clock.now_s()
         match hint.kind:
             case HintKind.TOOL_START | HintKind.TOOL_UPDATE if hint.call is not None and hint.wait is not None:
                 wait = self._waits.setdefault(session, _Wait())
                 wait.calls[hint.call.call_id] = (now_s - hint.call.elapsed_s, hint.wait)
-                return self._decided(session, wait)
+                return Outcome.ADVISORY, *self._decided(pool, session, wait)
             case HintKind.TOOL_END | HintKind.TOOL_ERROR if hint.call is not None:
                 wait = self._waits.get(session) or _Wait()
                 wait.calls.pop(hint.call.call_id, None)
                 if wait.calls:
-                    return self._decided(session, wait)
+                    return Outcome.ADVISORY, *self._decided(pool, session, wait)
                 self._waits.pop(session, None)
-                if session in self._pool.sessions:
-                    self._pool.sessions[session].due_s = now_s
-                return self._brought_back(session)
+                if session in pool.sessions:
+                    pool.sessions[session].due_s = now_s
+                return Outcome.ADVISORY, *_brought_back(pool, session, now_s)
             case HintKind.SESSION_END:
                 self._waits.pop(session, None)
-                steps = self._pool.drop(session)
-                self._turn.notify_all()
-                return self._told(steps)
+                return Outcome.ADVISORY, "", pool.drop(session)
             case HintKind.TURN_START:
                 self._waits.pop(session, None)
-        return Outcome.ADVISORY, "noted"
+        return Outcome.ADVISORY, "noted", ()
 
     def tick(self) -> tuple[Sequence[DeliveryReceipt], float | None]:
+        works: list[Work] = []
         with self._turn:
             while self._heap and self._heap[0][0] <= self._clock.now_s():
                 _, version, session = heapq.heappop(self._heap)
                 wait = self._waits.get(session)
                 if wait is not None and wait.version == version and self._pool is not None and self._saves:
-                    self._decided(session, wait)
+                    _, steps = self._decided(self._pool, session, wait)
+                    if steps:
+                        works.append(self._work.begin(self._pool, steps))
+        _await_all(works, TOGETHER_S)
+        with self._turn:
             deeds, self._deeds = self._deeds, []
-            return deeds, max(0.0, self._heap[0][0] - self._clock.now_s()) if self._heap else None
+            due_s = max(0.0, self._heap[0][0] - self._clock.now_s()) if self._heap else None
+            if self._work.under_way:
+                due_s = _LOOK_S if due_s is None else min(due_s, _LOOK_S)
+            return deeds, due_s
 
     def reset(self) -> None:
         with self._turn:
             if self._pool is not None:
                 self._pool.forget_slots()
+            self._counted = False
             self._saves = True
 
     def close(self) -> None:
         with self._turn:
             self._closed = True
             self._turn.notify_all()  # calls that wait for a slot go without one
+        self._work.close(CLOSE_S)
         self._server.close()
 
     # -- calls
@@ -158,23 +182,34 @@ class LlamaCpp:
         return Extra(body=fields) if fields else None
 
     def fields(self, session: str) -> Mapping[str, Any]:
-        """The slot of this session's next call, once its context is there; nothing where it takes any."""
+        """The slot of this session's next call, once its context is there; nothing where it takes any.
+
+        Waits for the slot actions that this takes, and no longer than CALL_S; for a slot while others compute up to
+        `room_s`.
+        """
+        try:
+            pool = self._connected_soon()
+        except Unreachable:
+            return {}
         with self._turn:
-            try:
-                self._connected(CONNECT_S)
-            except Unreachable:
-                return {}
-            pool = self._pool
-            if pool is None or not self._saves:
+            if not self._saves:
                 return {}
             if session == UNATTRIBUTED or (session in pool.sessions and pool.sessions[session].busy):
                 pool.disturb()  # it will take any slot that is idle
                 return {}
-            slot = self._claimed(pool, session)
-            if slot is None:
+            claim = self._claimed(pool, session)
+            if claim is None:
                 pool.disturb()
                 return {}
-            return {"id_slot": slot}
+            slot, steps = claim
+            work = self._work.begin(pool, steps) if steps else None
+        if work is not None and (not work.over.wait(CALL_S) or work.lost is not None):
+            log.count("llamacpp_call_without_its_slot")
+            with self._turn:
+                pool.give_up(session)
+                pool.disturb()
+            return {}
+        return {"id_slot": slot}
 
     def ended(self, session: str, *, tokens: int, cached_tokens: int | None) -> None:
         with self._turn:
@@ -184,72 +219,71 @@ class LlamaCpp:
             if held.busy and cached_tokens is not None and cached_tokens < _TOO_FEW * min(held.tokens, tokens):
                 log.count("llamacpp_slot_was_lost")
                 self._pool.disturb()
-            self._told(self._pool.release(session, self._clock.now_s(), tokens=tokens))
+            steps = self._pool.release(session, self._clock.now_s(), tokens=tokens)
+            if steps:
+                self._work.begin(self._pool, steps)
             self._turn.notify_all()
 
-    def _claimed(self, pool: SlotPool, session: str) -> int | None:
-        ends_s = self._clock.now_s() + self._room_s
+    def _claimed(self, pool: SlotPool, session: str) -> tuple[int, list[Step]] | None:
+        """A slot for a call, and what must be done first; None where there is none for too long."""
+        began_s = self._clock.now_s()
         self._waiting_calls += 1
         try:
             while True:
                 claim = pool.claim(session, self._clock.now_s())
                 if claim is not None:
                     break
-                left_s = ends_s - self._clock.now_s()
+                most_s = min(self._room_s, CALL_S) if pool.moving else self._room_s
+                left_s = began_s + most_s - self._clock.now_s()
                 if self._closed or left_s <= 0 or not self._turn.wait(left_s):
                     return None
         finally:
             self._waiting_calls -= 1
         self._waits.pop(session, None)  # the end of its tools may have come too late to be told
-        slot, steps = claim
-        self._told(steps)
-        return slot
+        return claim
 
     # -- deciding
 
-    def _decided(self, session: str, wait: _Wait) -> tuple[Outcome, str]:
-        """What the policy says of this wait, done; asked again when it wishes."""
+    def _decided(self, pool: SlotPool, session: str, wait: _Wait) -> tuple[str, Sequence[Step]]:
+        """What the policy says of this wait; asked again when it wishes."""
         now_s = self._clock.now_s()
-        residency = self._residency(session)
+        residency = self._residency(pool, session)
         if residency is None:
-            return Outcome.ADVISORY, "nothing is held"
-        assert self._pool is not None
+            return "nothing is held", ()
         forecast = last_of([whole.after(max(0.0, now_s - began_s)) for began_s, whole in wait.calls.values()])
-        self._pool.sessions[session].due_s = now_s + forecast.quantile_s(0.5)
+        pool.sessions[session].due_s = now_s + forecast.quantile_s(0.5)
         if residency.device_blocks and residency.free_blocks and not residency.pressed:
             self._ask_at(now_s + max(_SOON_S, forecast.quantile_s(0.1)), session, wait)
-            return Outcome.ADVISORY, "stays: another slot is free"
+            return "stays: another slot is free", ()
         decision = self._policy(residency, forecast, now_s, now_s)
-        done = [(Outcome.ADVISORY, decision.reason)]
+        steps: list[Step] = []
+        words = [decision.reason]
         for move in decision.moves:
             match move.action:
                 case Action.WRITE:
-                    done.append(self._told(self._pool.save(session)))
+                    steps += pool.save(session)
                 case Action.DEMOTE:
-                    done.append(self._told(self._pool.leave(session)))
-                    self._turn.notify_all()
+                    steps += pool.leave(session)
                 case Action.PREFETCH:
-                    done.append(self._brought_back(session))
+                    why, more = _brought_back(pool, session, now_s)
+                    words.append(why)
+                    steps += more
                 case Action.DROP:
-                    done.append(self._told(self._pool.drop(session)))
-                    self._turn.notify_all()
+                    steps += pool.drop(session)
         if decision.ask_again_s is not None:
             self._ask_at(decision.ask_again_s, session, wait)
-        worst = (Outcome.ADVISORY, Outcome.APPLIED, Outcome.FAILED)
-        outcome = max((outcome for outcome, _ in done), key=worst.index)
-        return outcome, "; ".join(detail for _, detail in done if detail)
+        return "; ".join(filter(None, words)), steps
 
     def _ask_at(self, due_s: float, session: str, wait: _Wait) -> None:
         wait.version = next(self._versions)
         heapq.heappush(self._heap, (due_s, wait.version, session))
 
-    def _residency(self, session: str) -> Residency | None:
+    def _residency(self, pool: SlotPool, session: str) -> Residency | None:
         """The context as one block: in its slot (device), in its file (host), or both."""
-        assert self._pool is not None
-        held = self._pool.sessions.get(session)
-        if held is None or held.busy or (held.slot is None and not held.file):
+        held = pool.sessions.get(session)
+        if held is None or held.busy or held.moving or (held.slot is None and not held.file):
             return None
-        others = sum(h.slot is None and not h.busy for s, h in self._pool.sessions.items() if s != session)
+        others = sum(h.slot is None and not h.busy for s, h in pool.sessions.items() if s != session)
         queued = self._waiting_calls
         restore_s = held.tokens * self._restore_s_per_token
         in_slot = held.slot is not None
@@ -257,44 +291,44 @@ class LlamaCpp:
             session=session, tokens=held.tokens, block_bytes=1, total_blocks=1, device_blocks=int(in_slot),
             host_blocks=int(bool(held.file)), unwritten_blocks=int(in_slot and not held.clean),
             restore_host_s=restore_s, recompute_s=max(restore_s, held.tokens * 1e-3), pressed=queued + others > 0,
-            free_blocks=len(self._pool.free_slots()), queued=queued, demand_blocks=queued,
+            free_blocks=len(pool.free_slots()), queued=queued, demand_blocks=queued,
         )  # fmt: skip
-
-    def _brought_back(self, session: str) -> tuple[Outcome, str]:
-        assert self._pool is not None
-        steps = self._pool.bring_back(session, self._clock.now_s())
-        if steps is None:
-            return Outcome.ADVISORY, "no slot is free for it"
-        return self._told(steps)
 
     # -- the server
 
-    def _connected(self, within_s: float) -> None:
-        if self._pool is not None:
-            return
+    def _connected(self, within_s: float) -> SlotPool:
+        """The books, once the server has told its slots; anew where it has others than before. Without `turn`."""
+        pool = self._pool
+        if pool is not None and self._counted:
+            return pool
+        slots = self._slots(within_s)
+        with self._turn:
+            if self._pool is None or self._pool.slots != slots:
+                self._pool = SlotPool(slots, prefix=self._prefix)
+            self._counted, self._connects_s = True, 0.0
+            return self._pool
+
+    def _slots(self, within_s: float) -> int:
         slots = self._server.get("/slots", within_s)
         if not isinstance(slots, list) or not slots:
             raise Unreachable("/slots: no list of slots")
-        self._pool = SlotPool(len(slots), prefix=self._prefix)
+        return len(slots)
 
-    def _told(self, steps: Sequence[Step]) -> tuple[Outcome, str]:
-        """Carry the steps out; each has a receipt of its own, too."""
-        assert self._pool is not None
-        outcome, words = Outcome.ADVISORY, []
-        for step in steps:
-            began_s = self._clock.now_s()
-            try:
-                self._do(step)
-                done, detail = Outcome.APPLIED, f"{step.deed} slot {step.slot}"
-            except Unreachable as error:
-                self._pool.failed(step)
-                done, detail = Outcome.FAILED, f"{step.deed} slot {step.slot}: {error}"
-            self._deeds.append(
-                self._receipt(step.session, done, detail, self._clock.now_s() - began_s, kind=step.deed, hint="")
-            )
-            outcome = Outcome.FAILED if Outcome.FAILED in (outcome, done) else done
-            words.append(detail)
-        return outcome, ", ".join(words)
+    def _connected_soon(self) -> SlotPool:
+        """The same for a call: it does not ask again what somebody has just asked in vain."""
+        if not self._counted and self._clock.now_s() < self._connects_s:
+            raise Unreachable("not asked again yet")
+        try:
+            return self._connected(CONNECT_S)
+        except Unreachable:
+            self._connects_s = self._clock.now_s() + _CONNECT_AGAIN_S
+            raise
+
+    def _done(self, step: Step, outcome: Outcome, detail: str, seconds: float) -> None:
+        """Each step has a receipt of its own, too."""
+        receipt = self._receipt(step.session, outcome, detail, seconds, kind=step.deed, hint="")
+        with self._turn:
+            self._deeds.append(receipt)
 
     def _do(self, step: Step) -> None:
         body = {"filename": step.file} if step.file else {}
@@ -319,3 +353,21 @@ class LlamaCpp:
         return DeliveryReceipt(
             adapter=self.name, hint=hint, kind=kind, session=session, outcome=outcome, detail=detail, seconds=seconds
         )  # fmt: skip
+
+
+def _brought_back(pool: SlotPool, session: str, now_s: float) -> tuple[str, Sequence[Step]]:
+    steps = pool.bring_back(session, now_s)
+    return ("no slot is free for it", ()) if steps is None else ("", steps)
+
+
+def _awaited(work: Work, within_s: float, why: str) -> tuple[Outcome, str]:
+    """What came of the work, if that is known in time."""
+    if work.over.wait(within_s):
+        return work.outcome, "; ".join(filter(None, [why, ", ".join(work.words)]))
+    return Outcome.ADVISORY, "; ".join(filter(None, [why, f"under way: {work.told}"]))
+
+
+def _await_all(works: Sequence[Work], within_s: float) -> None:
+    for work in works:
+        if not work.over.wait(within_s):
+            return

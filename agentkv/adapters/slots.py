@@ -1,13 +1,17 @@
 """SlotPool: which session's context is in which of a server's slots, and in which file.
 
 Covers the bookkeeping for more sessions than slots, as instructions to save, restore and erase. No I/O and no clock:
-whoever carries the instructions out tells what came of them. Wrong beliefs cost time, never tokens: the server compares
-the prompt with what a slot really holds. File names are counters, never a session's name, and are used again.
+whoever carries the instructions out says so before (`begin`) and tells what came of them (`settle`); in between their slots
+and sessions are left alone. A slot whose instruction was never answered is nobody's until the server has been asked
+(`learned`). Wrong beliefs cost time, never tokens: the server compares the prompt with what a slot really holds. File names
+are counters, never a session's name, and are used again.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import Literal
 
 Deed = Literal["save", "restore", "erase"]
@@ -23,9 +27,22 @@ class Step:
     file: str = ""
 
 
+class Fate(StrEnum):
+    """What became of a step. LOST: the server never answered, so nobody knows. SKIPPED: not asked for, after one that was lost."""
+
+    DONE = "done"
+    REFUSED = "refused"
+    LOST = "lost"
+    SKIPPED = "skipped"
+
+
 @dataclass(slots=True)
 class Held:
-    """What is known of one session. `clean`: the file holds what the slot holds. `sure`: so does the slot itself. `over`: drop it after this call."""
+    """What is known of one session.
+
+    `clean`: the file holds what the slot holds. `sure`: so does the slot itself. `over`: drop it as soon as it is idle.
+    `moving`: steps about it are under way.
+    """
 
     slot: int | None = None
     file: str = ""
@@ -33,6 +50,7 @@ class Held:
     sure: bool = True
     busy: bool = False
     over: bool = False
+    moving: bool = False
     tokens: int = 0
     due_s: float | None = None
     used_s: float = 0.0
@@ -55,19 +73,76 @@ class SlotPool:
         self._files = 0
         self._spare: list[str] = []  # names of files that hold nothing
         self._stale: list[str] = []  # names of files of sessions that have ended
+        self._emptying: set[str] = set()  # of those, the ones that are being overwritten with nothing
+        self._moving: set[int] = set()  # slots with a step under way
+        self._unknown: set[int] = set()  # slots of which nobody knows what they hold
+
+    @property
+    def moving(self) -> bool:
+        """Whether steps are under way anywhere, or were lost and not learned again."""
+        return bool(self._moving or self._unknown)
 
     def free_slots(self) -> list[int]:
-        """Slots that no session holds."""
-        taken = {held.slot for held in self.sessions.values()}
+        """Slots that no session holds, and in which nothing moves."""
+        taken = {held.slot for held in self.sessions.values()} | self._moving | self._unknown
         return [slot for slot in range(self.slots) if slot not in taken]
+
+    # -- steps under way
+
+    def begin(self, steps: Sequence[Step]) -> None:
+        """These steps are carried out from now on."""
+        for step in steps:
+            self._moving.add(step.slot)
+            held = self.sessions.get(step.session)
+            if held is not None:
+                held.moving = True
+
+    def settle(self, fates: Sequence[tuple[Step, Fate]]) -> list[Step]:
+        """What became of steps that had begun; what is to be done next, for sessions that ended meanwhile.
+
+        After a lost step its slot is nobody's: the session that was to be there starts anew, or from its file.
+        """
+        for step, fate in fates:
+            if fate is not Fate.DONE:
+                self.failed(step, tried=fate is not Fate.SKIPPED)
+            elif step.file in self._emptying:
+                self._emptying.remove(step.file)
+                self._spare.append(step.file)
+        for step, fate in fates:
+            self._moving.discard(step.slot)
+            held = self.sessions.get(step.session)
+            if held is not None:
+                held.moving = False
+            if fate is Fate.LOST:
+                self._unknown.add(step.slot)
+        for held in self.sessions.values():
+            if held.slot in self._unknown:
+                held.slot, held.busy = None, False
+        ended = [name for name, held in self.sessions.items() if held.over and not held.busy and not held.moving]
+        return [step for name in ended for step in self.drop(name)]
+
+    def learned(self, slot: int) -> list[Step]:
+        """The server answers for this slot again: it is used again once it has been erased, whatever it holds."""
+        if slot not in self._unknown:
+            return []
+        self._unknown.remove(slot)
+        return [Step(deed="erase", slot=slot, session="")]
+
+    def give_up(self, session: str) -> None:
+        """Its call did not wait for its steps, and went without a slot."""
+        held = self.sessions.get(session)
+        if held is not None:
+            held.busy = False
+
+    # -- sessions
 
     def claim(self, session: str, now_s: float) -> tuple[int, list[Step]] | None:
         """A slot for a call of `session`, which is busy from now on, and what must be done first.
 
-        None while every slot computes, or while another call of this session runs.
+        None while every slot computes or moves, or while another call of this session runs or steps about it do.
         """
         held = self.sessions.get(session) or Held()
-        if held.busy:
+        if held.busy or held.moving:
             return None
         steps: list[Step] = []
         if held.slot is None:
@@ -95,7 +170,7 @@ class SlotPool:
     def save(self, session: str) -> list[Step]:
         """Copy an idle slot to the session's file, unless that is done."""
         held = self.sessions.get(session)
-        if held is None or held.busy or held.slot is None or held.clean or not held.sure:
+        if held is None or held.busy or held.moving or held.slot is None or held.clean or not held.sure:
             return []
         held.file = held.file or self._name()
         held.clean = True
@@ -105,7 +180,7 @@ class SlotPool:
         """Save, and free the slot."""
         steps = self.save(session)
         held = self.sessions.get(session)
-        if held is None or held.busy or held.slot is None:
+        if held is None or held.busy or held.moving or held.slot is None:
             return steps
         steps.append(Step(deed="erase", slot=held.slot, session=session))
         held.slot = None
@@ -114,7 +189,7 @@ class SlotPool:
     def bring_back(self, session: str, now_s: float) -> list[Step] | None:
         """Restore the session's file into a slot that is free, or whose session is due later; None if there is none."""
         held = self.sessions.get(session)
-        if held is None or held.busy or held.slot is not None or not held.file:
+        if held is None or held.busy or held.moving or held.slot is not None or not held.file:
             return []
         room = self._room(now_s, least_s=held.left_s(now_s))
         if room is None:
@@ -127,7 +202,7 @@ class SlotPool:
         held = self.sessions.get(session)
         if held is None:
             return []
-        if held.busy:  # its last call was given up, and the slot computes until that is noticed
+        if held.busy or held.moving:  # its last call was given up, and the slot computes until that is noticed
             held.over = True
             return []
         del self.sessions[session]
@@ -139,19 +214,19 @@ class SlotPool:
             return []
         steps = [Step(deed="erase", slot=slot, session=session)]
         steps += [Step(deed="save", slot=slot, session=session, file=name) for name in self._stale]
-        self._spare += self._stale
+        self._emptying.update(self._stale)
         self._stale = []
         return steps
 
-    def failed(self, step: Step) -> None:
-        """A step was not carried out: what it was to copy counts as lost."""
+    def failed(self, step: Step, *, tried: bool = True) -> None:
+        """A step was not carried out: what it was to copy counts as lost, except in a file that nobody tried to read."""
         if step.deed == "erase":
             return
-        if step.file in self._spare:  # it was to be overwritten with nothing
-            self._spare.remove(step.file)
+        if step.file in self._emptying:
+            self._emptying.remove(step.file)
             self._stale.append(step.file)
         held = self.sessions.get(step.session)
-        if held is not None and held.file == step.file:  # its content is unknown now
+        if held is not None and held.file == step.file and (tried or step.deed == "save"):  # its content is unknown now
             held.file, held.clean = "", False
             self._stale.append(step.file)
 
@@ -165,7 +240,7 @@ class SlotPool:
         """The server has restarted: slots are empty, files are there."""
         for held in self.sessions.values():
             held.sure = held.busy
-            if not held.busy:
+            if not held.busy and not held.moving:
                 held.slot = None
 
     def check(self) -> None:
@@ -173,9 +248,11 @@ class SlotPool:
         slots = [held.slot for held in self.sessions.values() if held.slot is not None]
         assert len(set(slots)) == len(slots), "two sessions in one slot"
         assert all(0 <= slot < self.slots for slot in slots), "a slot that does not exist"
-        files = [held.file for held in self.sessions.values() if held.file] + self._spare + self._stale
+        files = [held.file for held in self.sessions.values() if held.file]
+        files += [*self._spare, *self._stale, *self._emptying]
         assert len(set(files)) == len(files), "one file for two"
         assert len(files) <= self._files, "a file from nowhere"
+        assert self._unknown.isdisjoint(slots), "a session in a slot of which nobody knows what it holds"
         for held in self.sessions.values():
             assert held.slot is not None or not held.busy, "a call without a slot"
             assert held.file or not held.clean, "clean without a file"
@@ -185,7 +262,10 @@ class SlotPool:
         free = self.free_slots()
         if free:
             return free[0], []
-        idle = [(h.left_s(now_s), name) for name, h in self.sessions.items() if h.slot is not None and not h.busy]
+        idle = [
+            (h.left_s(now_s), name) for name, h in self.sessions.items()
+            if h.slot is not None and not h.busy and not h.moving
+        ]  # fmt: skip
         if not idle or max(idle)[0] <= least_s:
             return None
         name = max(idle)[1]

@@ -83,7 +83,7 @@ class Route:
         with self._lock:
             self.running -= 1
         try:
-            if carried.extra is not None and isinstance(self._adapter, Routing):
+            if carried.extra is not None and carried.extra.owed and isinstance(self._adapter, Routing):
                 tokens = 0 if usage is None else usage.total_tokens
                 cached = None if usage is None else usage.cached_tokens
                 self._adapter.ended(carried.session, tokens=tokens, cached_tokens=cached)
@@ -104,7 +104,7 @@ class Route:
         keep = self.keep
         if keep is not None and about.purpose == "answer" and about.task != UNATTRIBUTED:
             saw = None if extra is None else extra.saw
-            extra = replace(extra or Extra(), saw=partial(_kept, keep, about.session, saw))
+            extra = replace(extra or Extra(owed=False), saw=partial(_kept, keep, about.session, saw))
         return None if extra is None else replace(extra, session=about.session)
 
 

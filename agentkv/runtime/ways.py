@@ -143,7 +143,8 @@ class Ways:
     def _ended(self, request: Any, extra: Extra, tokens: int) -> None:
         way = self._ways.get(origin_of(request))
         if way is not None:
-            way.found.ended(extra.session, tokens=tokens, cached_tokens=None)
+            if extra.owed:
+                way.found.ended(extra.session, tokens=tokens, cached_tokens=None)
             way.turn(HintKind.TURN_END, self._emitter.book.facts(extra.session))
 
     def _may_wait(self, request: Any) -> bool:

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import threading
+
 import pytest
 
 from agentkv.adapters.strict import CHAT_FIELDS, StrictServer
 
 
 class FakeLlama(StrictServer):
-    """Slots hold a number of tokens; files too. `broken`: deeds that answer 400. `saves`: with --slot-save-path."""
+    """Slots hold a number of tokens; files too. `broken`: deeds that answer 400. `saves`: with --slot-save-path.
+
+    `hung`: (deed, slot) that is done and never answered, until `goes_on` is set.
+    """
 
     def __init__(self, slots: int = 2) -> None:
         super().__init__(accepts=CHAT_FIELDS | {"id_slot"})
@@ -17,6 +22,8 @@ class FakeLlama(StrictServer):
         self.deeds: list[tuple[str, int, str]] = []
         self.broken: set[str] = set()
         self.saves = True
+        self.hung: set[tuple[str, int]] = set()
+        self.goes_on = threading.Event()
         self.routes = {"GET /slots": lambda _: (200, [{"id": slot} for slot in self.slots])}
         self.routes["GET /props"] = lambda _: (200, {"total_slots": len(self.slots)})
         for slot in self.slots:
@@ -27,6 +34,8 @@ class FakeLlama(StrictServer):
         def done(body):
             name = body.get("filename", "")
             self.deeds.append((deed, slot, name))
+            if (deed, slot) in self.hung:
+                self.goes_on.wait(60)
             if not self.saves:
                 return 501, {"error": {"message": "start it with --slot-save-path"}}
             if deed in self.broken or (deed == "restore" and name not in self.files):
@@ -46,3 +55,4 @@ class FakeLlama(StrictServer):
 def llama():
     with FakeLlama() as server:
         yield server
+        server.goes_on.set()

@@ -9,6 +9,7 @@ import pytest
 
 from agentkv import Message, Request
 from agentkv.adapters.base import Extra
+from agentkv.adapters.replay import Keep
 from agentkv.adapters.strict import CHAT_FIELDS, StrictServer
 from agentkv.core.task import Caller
 from agentkv.engine.remote import RemoteEngine
@@ -75,6 +76,16 @@ def test_a_call_that_was_given_nothing_has_nothing_to_end(engine, server):
     engine.submit(REQUEST).result(10)
     assert [] == slots.ends
     assert "id_slot" not in server.asked[-1].body
+
+
+def test_a_call_that_was_given_nothing_has_nothing_to_end_where_its_request_is_kept(engine):
+    """The slot that another call of its session computes in would count as idle."""
+    slots = Slots({})
+    engine.routing = route = Route(slots)
+    route.keep = Keep()
+    engine.submit(REQUEST).result(10)
+    assert route.keep.get("t") is not None
+    assert [] == slots.ends
 
 
 def test_a_routing_that_fails_costs_the_call_nothing(engine):

@@ -6,9 +6,10 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from agentkv.adapters.slots import SlotPool
+from agentkv.adapters.slots import Fate, SlotPool
 
 SESSIONS = st.sampled_from(["a", "b", "c", "d"])
+FATES = st.lists(st.sampled_from([Fate.DONE, Fate.REFUSED, Fate.LOST]), max_size=4)
 
 
 def done(pool, session, now_s=1.0, tokens=100):
@@ -73,7 +74,11 @@ def test_an_ended_session_leaves_an_empty_file_whose_name_is_used_again():
     pool = SlotPool(1, prefix="t")
     done(pool, "a")
     (saved,) = pool.save("a")
-    assert [("erase", ""), ("save", saved.file)] == [(step.deed, step.file) for step in pool.drop("a")]
+    steps = pool.drop("a")
+    assert [("erase", ""), ("save", saved.file)] == [(step.deed, step.file) for step in steps]
+    pool.begin(steps)
+    assert pool.claim("b", 1.0) is None
+    assert [] == pool.settle([(step, Fate.DONE) for step in steps])
     done(pool, "b")
     assert saved.file == pool.save("b")[0].file
 
@@ -111,6 +116,66 @@ def test_a_failed_save_loses_the_context_and_nothing_else():
     assert [("save", "b")] == [(step.deed, step.session) for step in pool.claim("a", 3.0)[1]]
 
 
+def settled(pool, steps, *fates):
+    pool.begin(steps)
+    following = pool.settle(list(zip(steps, fates, strict=True)))
+    pool.check()
+    return following
+
+
+def test_what_moves_is_left_alone():
+    """Neither its slot nor its session is planned with until the step has been answered."""
+    pool = SlotPool(2, prefix="t")
+    done(pool, "a")
+    steps = pool.save("a")
+    pool.begin(steps)
+    assert [] == pool.save("a") + pool.leave("a") + (pool.bring_back("a", 1.0) or []) + pool.drop("a")
+    assert pool.claim("a", 2.0) is None
+    assert (1, []) == done(pool, "b")
+    assert (1, [("save", 1, "b")]) == done(pool, "c")
+    assert ["erase", "save"] == [step.deed for step in pool.settle([(steps[0], Fate.DONE)])]
+
+
+def test_a_slot_whose_step_was_lost_is_nobodys_until_it_is_learned_and_erased():
+    """Nothing is restored into it blindly, and who was there starts anew in another."""
+    pool = SlotPool(2, prefix="t")
+    done(pool, "a")
+    assert [] == settled(pool, pool.save("a"), Fate.LOST)
+    assert [1] == pool.free_slots()
+    assert (1, []) == done(pool, "a")
+    assert [] == pool.learned(1)
+    (step,) = pool.learned(0)
+    assert ("erase", 0) == (step.deed, step.slot)
+    assert [] == settled(pool, [step], Fate.DONE)
+    assert [0] == pool.free_slots()
+
+
+def test_a_call_whose_restore_was_lost_has_no_slot():
+    """It is not sent to a slot of which nobody knows what it holds."""
+    pool = SlotPool(2, prefix="t")
+    done(pool, "a")
+    settled(pool, pool.leave("a"), Fate.DONE, Fate.DONE)
+    slot, steps = pool.claim("a", 5.0)
+    assert ["restore"] == [step.deed for step in steps]
+    settled(pool, steps, Fate.LOST)
+    held = pool.sessions["a"]
+    assert (None, False, "") == (held.slot, held.busy, held.file)
+    assert slot not in pool.free_slots()
+
+
+def test_a_file_that_nobody_tried_to_read_is_still_good():
+    """The save before it in the same slot was lost, so the restore was not asked for."""
+    pool = SlotPool(1, prefix="t")
+    done(pool, "a")
+    settled(pool, pool.leave("a"), Fate.DONE, Fate.DONE)
+    done(pool, "b")
+    file = pool.sessions["a"].file
+    _, steps = pool.claim("a", 5.0)
+    assert ["save", "restore"] == [step.deed for step in steps]
+    settled(pool, steps, Fate.LOST, Fate.SKIPPED)
+    assert (file, "") == (pool.sessions["a"].file, pool.sessions["b"].file)
+
+
 class Machine(RuleBasedStateMachine):
     """Random calls over a model of what slots and files really hold; some steps fail."""
 
@@ -121,12 +186,21 @@ class Machine(RuleBasedStateMachine):
         self.files: dict[str, str] = {}
         self.now_s = 0.0
 
-    def carry_out(self, steps, fails=False, caller=None):
-        for step in steps or ():
+    def carry_out(self, steps, fates=(), caller=None):
+        """Fates in turn, DONE after the last; whatever is lost may have been done or not."""
+        steps = list(steps or ())
+        self.pool.begin(steps)
+        self.pool.check()
+        told = []
+        for step, fate in zip(steps, (*fates, *[Fate.DONE] * len(steps)), strict=False):
+            if told and told[-1][1] in (Fate.LOST, Fate.SKIPPED):
+                fate = Fate.SKIPPED  # noqa: PLW2901  as the adapter does
             others = (held for name, held in self.pool.sessions.items() if name != caller)
             assert not any(held.busy and held.slot == step.slot for held in others)
-            if fails:
-                self.pool.failed(step)
+            if fate is Fate.LOST and step.deed != "save":
+                self.slots[step.slot] = "nobody knows"
+            elif fate is not Fate.DONE:
+                pass
             elif step.deed == "save":
                 self.files[step.file] = self.slots.get(step.slot, "")
             elif step.deed == "restore":
@@ -134,36 +208,45 @@ class Machine(RuleBasedStateMachine):
                 assert step.session == self.slots[step.slot]
             else:
                 self.slots[step.slot] = ""
+            told.append((step, fate))
+        following = self.pool.settle(told)
+        if following:
+            self.carry_out(following)
 
-    @rule(session=SESSIONS, fails=st.booleans())
-    def call(self, session, fails):
+    @rule(session=SESSIONS, fates=FATES)
+    def call(self, session, fates):
         self.now_s += 1
         claim = self.pool.claim(session, self.now_s)
         if claim is not None:
-            self.carry_out(claim[1], fails, caller=session)
-            self.slots[claim[0]] = session
+            self.carry_out(claim[1], fates, caller=session)
+            if self.pool.sessions[session].busy:
+                self.slots[claim[0]] = session
 
     @rule(session=SESSIONS)
     def end(self, session):
         self.carry_out(self.pool.release(session, self.now_s, tokens=10))
 
-    @rule(session=SESSIONS, fails=st.booleans(), due_s=st.floats(0, 100))
-    def wait(self, session, fails, due_s):
+    @rule(session=SESSIONS, fates=FATES, due_s=st.floats(0, 100))
+    def wait(self, session, fates, due_s):
         if session in self.pool.sessions:
             self.pool.sessions[session].due_s = due_s
-        self.carry_out(self.pool.save(session), fails)
+        self.carry_out(self.pool.save(session), fates)
 
-    @rule(session=SESSIONS, fails=st.booleans())
-    def leave(self, session, fails):
-        self.carry_out(self.pool.leave(session), fails)
+    @rule(session=SESSIONS, fates=FATES)
+    def leave(self, session, fates):
+        self.carry_out(self.pool.leave(session), fates)
 
-    @rule(session=SESSIONS)
-    def back(self, session):
-        self.carry_out(self.pool.bring_back(session, self.now_s))
+    @rule(session=SESSIONS, fates=FATES)
+    def back(self, session, fates):
+        self.carry_out(self.pool.bring_back(session, self.now_s), fates)
 
-    @rule(session=SESSIONS)
-    def drop(self, session):
-        self.carry_out(self.pool.drop(session))
+    @rule(session=SESSIONS, fates=FATES)
+    def drop(self, session, fates):
+        self.carry_out(self.pool.drop(session), fates)
+
+    @rule(slot=st.integers(0, 1), fates=FATES)
+    def learned(self, slot, fates):
+        self.carry_out(self.pool.learned(slot), fates)
 
     @rule()
     def somebody_else(self):

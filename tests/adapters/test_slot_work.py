@@ -1,0 +1,195 @@
+"""A slot action that is never answered costs its own session a receipt; everybody else goes on, and the slot is learned again."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from agentkv.adapters.base import Outcome
+from agentkv.adapters.llamacpp import LlamaCpp
+from agentkv.clock import SystemClock
+from agentkv.core.forecast import Forecast
+from agentkv.core.hint import Hint, HintKind, ToolFacts
+
+QUICK_S = 1.0
+"""Anything that waits for nothing takes less than this, on a loaded machine too."""
+
+
+@pytest.fixture
+def adapter(llama, monkeypatch):
+    monkeypatch.setattr("agentkv.adapters.llamacpp.ACTION_S", 0.6)
+    monkeypatch.setattr("agentkv.adapters.llamacpp.CALL_S", 0.2)
+    monkeypatch.setattr("agentkv.adapters.llamacpp.TOGETHER_S", 0.2)
+    monkeypatch.setattr("agentkv.adapters.llamacpp.CLOSE_S", 0.1)
+    monkeypatch.setattr("agentkv.adapters.slot_work.FIRST_LOOK_S", 0.05)
+    made = LlamaCpp(llama.url, clock=SystemClock(), room_s=60.0)
+    yield made
+    llama.goes_on.set()
+    made.close()
+
+
+def tell(adapter, kind, session, wait_s=20.0):
+    call = ToolFacts(call_id="c", tool="pytest") if kind.startswith("tool") else None
+    wait = Forecast(remaining_s=(wait_s,), n=9, source="history") if kind == "tool_start" else None
+    hint = Hint(id="h", kind=HintKind(kind), at_s=0.0, ts_ms=0, task=session, session=session, call=call, wait=wait)
+    return adapter.deliver(hint, 5.0)
+
+
+def turn(adapter, llama, session, tokens=1000):
+    fields = adapter.fields(session)
+    if "id_slot" in fields:
+        llama.slots[fields["id_slot"]] = tokens
+        adapter.ended(session, tokens=tokens, cached_tokens=None)
+    return fields
+
+
+def deeds_until(adapter, found, most_s=10.0):
+    """Receipts of deeds, until `found` of them is true."""
+    deeds, ends_s = [], time.monotonic() + most_s
+    while not found(deeds):
+        assert time.monotonic() < ends_s, deeds
+        deeds += adapter.tick()[0]
+        time.sleep(0.01)
+    return deeds
+
+
+def failed(deeds):
+    return [(deed.kind, deed.session) for deed in deeds if deed.outcome is Outcome.FAILED]
+
+
+def test_hints_of_others_do_not_wait_for_an_action_that_hangs(adapter, llama):
+    """Each is delivered at once, also while the hanging one has 30 s; only its own session has a failed receipt."""
+    turn(adapter, llama, "a")
+    turn(adapter, llama, "b")
+    llama.hung = {("save", 0)}
+    first = tell(adapter, "tool_start", "a")
+    assert Outcome.ADVISORY is first.outcome
+    assert "under way: save slot 0" in first.detail
+    began_s = time.monotonic()
+    assert Outcome.APPLIED is tell(adapter, "tool_start", "b").outcome
+    tell(adapter, "tool_end", "b")
+    tell(adapter, "tool_end", "a")
+    assert time.monotonic() - began_s < 0.6 < QUICK_S
+    assert [("save", "a")] == failed(deeds_until(adapter, failed))
+    adapter._pool.check()
+
+
+def test_calls_of_others_do_not_wait_for_an_action_that_hangs(adapter, llama):
+    """They have the other slot, at once and again and again."""
+    turn(adapter, llama, "a")
+    turn(adapter, llama, "b")
+    llama.hung = {("save", 0)}
+    tell(adapter, "tool_start", "a")
+    for _ in range(3):
+        began_s = time.monotonic()
+        assert {"id_slot": 1} == turn(adapter, llama, "b")
+        assert time.monotonic() - began_s < QUICK_S
+
+
+def test_the_session_whose_restore_hangs_calls_without_its_slot(adapter, llama):
+    """After a small bound, and at once the next time; the server computes its context wherever it likes."""
+    turn(adapter, llama, "a")
+    turn(adapter, llama, "b")
+    tell(adapter, "tool_start", "a")
+    turn(adapter, llama, "c")
+    llama.hung = {("restore", 0), ("restore", 1)}
+    began_s = time.monotonic()
+    assert {} == adapter.fields("a")
+    assert {} == adapter.fields("a")
+    assert time.monotonic() - began_s < 2 * QUICK_S
+    deeds_until(adapter, lambda deeds: ("restore", "a") in failed(deeds))
+    assert "" == adapter._pool.sessions["a"].file
+
+
+def test_a_slot_of_which_nobody_knows_what_it_holds_is_erased_before_it_is_used(adapter, llama):
+    """Once the server answers for it: never restored into blindly."""
+    turn(adapter, llama, "a", 1111)
+    turn(adapter, llama, "b")
+    llama.hung = {("save", 0)}
+    tell(adapter, "tool_start", "a")
+    deeds_until(adapter, failed)
+    llama.hung = set()
+    llama.goes_on.set()
+    deeds = deeds_until(adapter, lambda deeds: any(deed.kind == "erase" for deed in deeds))
+    assert Outcome.APPLIED is deeds[-1].outcome
+    assert 0 == llama.slots[0]
+    assert {"id_slot": 0} == turn(adapter, llama, "c")
+    assert ["save", "erase"] == [deed for deed, slot, _ in llama.deeds if slot == 0]
+
+
+def test_a_slot_that_computes_is_not_learned_again(adapter, llama):
+    """Its action may still be queued behind what it computes."""
+    processing = [True]
+    turn(adapter, llama, "a")
+    turn(adapter, llama, "b")
+    llama.hung = {("save", 0)}
+    tell(adapter, "tool_start", "a")
+    llama.routes["GET /slots"] = lambda _: (200, [{"id": slot, "is_processing": processing[0]} for slot in llama.slots])
+    deeds_until(adapter, failed)
+    asked = len(llama.asked)
+    while len([one for one in llama.asked[asked:] if one.path == "/slots"]) < 2:
+        time.sleep(0.01)
+    assert [] == adapter._pool.free_slots()
+    processing[0] = False
+    deeds_until(adapter, lambda deeds: any(deed.kind == "erase" for deed in deeds))
+    assert [0] == adapter._pool.free_slots()
+
+
+def test_with_every_slot_hanging_calls_go_without_one(adapter, llama):
+    """They do not wait for room as they do while others compute."""
+    turn(adapter, llama, "a")
+    turn(adapter, llama, "b")
+    llama.hung = {("save", 0), ("save", 1)}
+    tell(adapter, "tool_start", "a")
+    tell(adapter, "tool_start", "b")
+    began_s = time.monotonic()
+    assert {} == adapter.fields("c")
+    assert time.monotonic() - began_s < QUICK_S
+
+
+def test_the_end_of_a_session_that_moves_leaves_nothing_behind(adapter, llama):
+    """It is erased when what it waits for has been answered."""
+    turn(adapter, llama, "a", 1111)
+    turn(adapter, llama, "b")
+    llama.hung = {("save", 0)}
+    tell(adapter, "tool_start", "a")
+    tell(adapter, "session_end", "a")
+    llama.goes_on.set()
+    deeds_until(adapter, lambda deeds: [d.kind for d in deeds if d.session == "a"] == ["save", "erase", "save"])
+    assert 0 == llama.slots[0]
+    assert {0} == set(llama.files.values())
+
+
+def test_closing_does_not_wait_for_what_hangs(adapter, llama):
+    """A moment for what is nearly done, and no more."""
+    turn(adapter, llama, "a")
+    turn(adapter, llama, "b")
+    llama.hung = {("save", 0)}
+    tell(adapter, "tool_start", "a")
+    began_s = time.monotonic()
+    adapter.close()
+    assert time.monotonic() - began_s < QUICK_S
+
+
+def test_a_call_does_not_ask_again_what_was_just_asked_in_vain(adapter, llama, monkeypatch):
+    """A server that hangs costs the first call a moment, and the next ones nothing."""
+    monkeypatch.setattr("agentkv.adapters.llamacpp.CONNECT_S", 0.2)
+    llama.fault = "hang"
+    assert {} == adapter.fields("a")
+    asked = len(llama.asked)
+    assert {} == adapter.fields("b")
+    assert asked == len(llama.asked)
+    llama.fault = ""
+    tell(adapter, "tool_start", "a")
+    assert {"id_slot": 0} == adapter.fields("a")
+
+
+def test_a_server_that_came_back_with_fewer_slots_is_counted_again(adapter, llama):
+    """No call is sent to a slot that there is not."""
+    turn(adapter, llama, "a")
+    turn(adapter, llama, "b")
+    llama.slots = {0: 0}
+    adapter.reset()
+    assert {"id_slot": 0} == turn(adapter, llama, "b")
+    assert 1 == adapter._pool.slots
