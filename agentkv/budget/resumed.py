@@ -80,10 +80,14 @@ def _spent_before(database: Database, task: str, but_run: str) -> Resumed | None
             runs.setdefault(run, []).extend(facts)
     sums, age_s = Sums(), 0.0
     for facts in runs.values():
-        start = 0
+        start, over = 0, False
         for number, fact in enumerate(facts, 1):
-            if isinstance(fact, TaskFact) and fact.event == "finished":
-                sums, age_s, start = Sums(), 0.0, number
+            if isinstance(fact, TaskFact):
+                over = fact.event == "finished"
+            if over:  # what comes late, such as a call that was just cancelled, belongs to what was finished
+                start = number
+            if over and isinstance(fact, TaskFact):
+                sums, age_s = Sums(), 0.0
         for fact in facts[start:]:
             sums.add(_spent(fact))
         times = [fact.at_ms for fact in facts[start:]]

@@ -140,12 +140,15 @@ class Stream:
     cancels what has not ended.
     """
 
-    def __init__(self, *, on_cancel: Callable[[], None] | None = None) -> None:
+    def __init__(self, *, on_cancel: Callable[[], None] | None = None, settles: bool = False) -> None:
+        """`settles`: the engine tells by `settle` when a cancelled call has left it; then is known what it used."""
         self._ready = threading.Condition()
         self._chunks: deque[Chunk] = deque()
         self._generation: Generation | None = None
         self._error: BaseException | None = None
         self._on_cancel = on_cancel
+        self._settles = settles
+        self._settled = False
         self._watchers: list[Callable[[], None]] = []
         self._end_callbacks: list[Callable[[Generation | None, BaseException | None], None]] = []
         self.partial: list[int] = []
@@ -177,27 +180,35 @@ class Stream:
             self._generation = generation
             self._ended()
 
-    def fail(self, error: BaseException) -> bool:
-        """End the stream with an error; ignored (False) once it has ended."""
+    def fail(self, error: BaseException, *, settled: bool = True) -> bool:
+        """End the stream with an error; ignored (False) once it has ended. Not `settled`: `settle` is to come."""
         with self._ready:
             if self.ended:
                 return False
             self._error = error
-            self._ended()
+            self._ended() if settled else self._notify()
             return True
 
     def on_end(self, callback: Callable[[Generation | None, BaseException | None], None]) -> None:
-        """Call `callback(generation, error)` once when the stream ends, before any consumer sees the end.
+        """Call `callback(generation, error)` once when the stream ends, before any consumer sees the end; that of a
+        cancelled call when it has left its engine.
 
         It runs in the thread that ends the stream (at once if that has happened) and must be quick and never raise.
         """
         with self._ready:
-            if self.ended:
+            if self._settled:
                 callback(self._generation, self._error)
             else:
                 self._end_callbacks.append(callback)
 
+    def settle(self) -> None:
+        """A cancelled call has left its engine. Nothing happens to a call that ended otherwise, or is under way."""
+        with self._ready:
+            if self.ended and not self._settled:
+                self._ended()
+
     def _ended(self) -> None:
+        self._settled = True
         for callback in self._end_callbacks:
             try:
                 callback(self._generation, self._error)
@@ -225,8 +236,14 @@ class Stream:
 
     def cancel(self) -> None:
         """Stop the call; the engine frees what it held. Nothing happens if the stream has ended."""
-        if self.fail(GenerationCancelled("the call was cancelled")) and self._on_cancel is not None:
+        error = GenerationCancelled("the call was cancelled")
+        if self.fail(error, settled=not self._settles) and self._on_cancel is not None:
             self._on_cancel()
+
+    def wait_settled(self, timeout_s: float) -> bool:
+        """Wait until the callbacks of `on_end` have run; False if that takes longer."""
+        with self._ready:
+            return self._ready.wait_for(lambda: self._settled, timeout_s)
 
     def __enter__(self) -> Self:
         return self

@@ -37,6 +37,7 @@ MAX_IDLE_TASKS = 1024
 """Tasks that nobody finished and nobody uses; beyond them the one that was idle longest is finished."""
 _MAX_SESSIONS = 16_384
 _MAX_CLOSED = 1024
+_LEAVE_S = 2.0  # the longest that a bill waits for the step in which a call was cancelled
 
 
 @dataclass(slots=True)
@@ -66,6 +67,7 @@ class Books:
         self._closed: OrderedDict[str, Account] = OrderedDict()
         self._accounts = Accounts(ledger, clock)
         self._owner_of_session: OrderedDict[str, tuple[str, str]] = OrderedDict()  # its task and branch
+        self._unbilled: dict[Stream, str] = {}  # calls under way, with their tasks
 
     # -- tasks
 
@@ -187,6 +189,8 @@ class Books:
         """Settle the reservation and write the fact when the stream ends, before its consumer learns of the end."""
         at_ms = self._clock.wall_ms()
         started_s = self._clock.now_s()
+        with self._lock:
+            self._unbilled[stream] = request.caller.task
 
         def ended(generation: Generation | None, error: BaseException | None) -> None:
             told: Generation | Reported | None = generation
@@ -241,7 +245,12 @@ class Books:
             if generation is not None and generation.restored_blocks:
                 self._loaded(caller.task, generation)
 
+        def billed(_generation: Generation | None, _error: BaseException | None) -> None:
+            with self._lock:
+                self._unbilled.pop(stream, None)
+
         stream.on_end(ended)
+        stream.on_end(billed)
 
     def _loaded(self, task: str, generation: Generation) -> None:
         """What was not back in time came with the call: a move that nobody had to order."""
@@ -353,9 +362,13 @@ class Books:
         )
 
     def bill(self, task: str) -> Bill:
-        """What the task cost so far."""
+        """What the task cost so far; calls that were just cancelled have to leave their engine first."""
         from agentkv.budget.bill import Bill
 
+        with self._lock:
+            leaving = [stream for stream, owner in self._unbilled.items() if owner == task and stream.ended]
+        for stream in leaving:
+            stream.wait_settled(_LEAVE_S)
         return Bill.from_facts(task, self._ledger.rows(task))
 
     @property

@@ -11,9 +11,10 @@ from decimal import Decimal
 
 import pytest
 
-from agentkv import AgentKV, Budget, BudgetExceeded, Request, Sampling, ScriptedEngine
+from agentkv import AgentKV, Budget, BudgetExceeded, Caller, Request, Sampling, ScriptedEngine
 from agentkv.budget.database import sqlite_url
 from agentkv.budget.prices import Price, PriceTable, Rates
+from agentkv.core.usage import Usage
 from agentkv.errors import LedgerError
 
 CENT_A_TOKEN = PriceTable([Price(model="scripted", rates=Rates(input=Decimal(10_000), output=Decimal(10_000)))])
@@ -47,6 +48,17 @@ def test_an_unfinished_task_goes_on_with_what_earlier_programs_spent(ledger):
         kv.submit(ASK).result(10)
         with pytest.raises(BudgetExceeded, match="model_calls"):
             kv.submit(ASK)
+
+
+def test_what_comes_after_the_end_of_a_task_counts_for_no_later_one(ledger):
+    """A call that was cancelled with its task has its fact behind the end: the next program's budget is untouched."""
+    for _ in range(2):
+        with program(ledger) as kv:
+            with kv.task("t", budget=Budget(model_calls=1)):
+                kv.submit(ASK).result(10)
+            kv._books.foreign_call(
+                caller=Caller(task="t"), model="scripted", usage=Usage(input_tokens=1, calls=1), total_s=0.0
+            )
 
 
 def test_a_finished_task_begins_anew(ledger):

@@ -282,3 +282,36 @@ def test_partial_tokens_count_pieces_where_an_engine_gives_no_ids():
     local.push(Chunk(text="a", token_ids=(1, 2, 3)))
     local.push(Chunk(text="held back"))
     assert 3 == local.partial_tokens
+
+
+def test_a_cancelled_call_is_told_of_when_it_has_left_its_engine():
+    """Its reader knows at once; who keeps books, once it is known what it used. Later callbacks are called at once."""
+    told = []
+    stream = Stream(settles=True)
+    stream.on_end(lambda generation, error: told.append((generation, type(error), stream.device_s)))
+    stream.settle()  # nothing has ended yet
+    stream.push(Chunk(text="a", token_ids=(1,)))
+    stream.cancel()
+    with pytest.raises(GenerationCancelled):
+        stream.result(0)
+    stream.on_end(lambda *_: told.append("second"))
+    assert (True, [], False) == (stream.ended, told, stream.wait_settled(0.01))
+    stream.device_s = 2.0
+    stream.finish(generation())  # it came too late
+    stream.settle(), stream.settle()
+    assert [(None, GenerationCancelled, 2.0), "second"] == told
+    assert stream.wait_settled(0)
+    stream.on_end(lambda *_: told.append("third"))
+    assert "third" == told[-1]
+
+
+@pytest.mark.parametrize("end", [lambda s: s.finish(generation()), lambda s: s.fail(RequestInvalid("x"))])
+def test_a_call_that_ends_by_itself_is_told_of_at_once(end):
+    """Before its reader sees the end, whether its engine settles or not."""
+    told = []
+    stream = Stream(settles=True)
+    stream.on_end(lambda *_: told.append(1))
+    end(stream)
+    stream.settle()
+    stream.cancel()
+    assert [1] == told

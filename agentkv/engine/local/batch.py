@@ -273,6 +273,7 @@ class Batch:
         for turn in turns:
             sequence = turn.sequence
             sequence.computed = min(turn.span.end, len(sequence.ids) - 1) if turn.span.sample else turn.span.end
+            sequence.reached_tokens = max(sequence.reached_tokens, sequence.computed)
             full = sequence.computed // BLOCK_TOKENS
             if full == sequence.committed:
                 continue

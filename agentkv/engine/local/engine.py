@@ -149,10 +149,6 @@ class LocalEngine:
         self._wake.set()
         return sequences[0].stream
 
-    def _refuse_in_a_child(self) -> None:
-        if os.getpid() != self._pid:
-            raise Closed(f"this engine belongs to process {self._pid}; a forked child must make its own")
-
     def count_tokens(self, request: Request) -> int:
         self._refuse_in_a_child()
         return self._intake.count_tokens(request)
@@ -236,6 +232,10 @@ class LocalEngine:
         self._runner.close()
         atexit.unregister(self.close)
 
+    def _refuse_in_a_child(self) -> None:
+        if os.getpid() != self._pid:
+            raise Closed(f"this engine belongs to process {self._pid}; a forked child must make its own")
+
     def __enter__(self) -> Self:
         return self
 
@@ -280,21 +280,21 @@ class LocalEngine:
         while self._arrived:
             self._batch.waiting.append(self._arrived.popleft())
         for sequence in self._batch.everyone():
-            if sequence.stream.ended:
-                self._counts["cancelled"] += 1
-                self._abandon(sequence, None)
+            cancelled, error = sequence.stream.ended, sequence.choices.error
+            self._counts["cancelled"] += cancelled
+            if cancelled or error is not None:
+                self._abandon(sequence, error)
 
     def _forward(self, turns: list[Turn]) -> tuple[Tensor, Event]:
         """Compute the step: logits [rows, vocabulary] of the turns that sample, and when the pool was written."""
         self._step_began_s = self._clock.now_s()
-        spans = [turn.span for turn in turns]
         zeroed = self._batch.take_fresh()
         results: list[Tensor | Exception] = []
 
         def compute() -> None:
             try:
                 self._runner.zero(zeroed)
-                results.append(self._runner.forward(spans))
+                results.append(self._runner.forward([turn.span for turn in turns]))
             except Exception as error:
                 results.append(error)
 
@@ -342,17 +342,30 @@ class LocalEngine:
         session.raw_by_call.update((call.id, told) for call in calls)
         self._counts["completed"] += 1
         self._settle(sequence)
-        whole = sequence.choices.told(
-            sequence.choice, sequence.generation(calls, self.model, self.tiers.geometry.block_bytes)
-        )
-        if whole is not None:
-            sequence.stream.finish(whole)
+        generation = sequence.generation(calls, self.model, self.tiers.geometry.block_bytes)
+        sequence.choices.told(sequence.choice, generation)
+        self._sign_off(sequence)
 
     def _abandon(self, sequence: Sequence, error: Exception | None) -> None:
-        """End a call that has no answer; everything it held is free afterwards."""
-        self._settle(sequence)
-        if error is not None:
-            sequence.stream.fail(error)
+        """End a call that has no answer; everything it held is free afterwards. Its other choices follow."""
+        try:
+            self._settle(sequence)
+        except Exception as second:
+            failed("engine_call_not_settled", error=repr(second))
+            self._batch.strike(sequence)  # a call that cannot be settled must not fail every step from now on
+        sequence.choices.error = error
+        self._sign_off(sequence)
+
+    def _sign_off(self, sequence: Sequence) -> None:
+        """With the last of its choices the call ends: then is known what it used."""
+        choices, stream = sequence.choices, sequence.stream
+        if not choices.left(sequence.choice, sequence.spent()):
+            return
+        if (whole := choices.whole()) is not None:
+            stream.finish(whole)
+        elif choices.error is not None:
+            stream.fail(choices.error)
+        stream.settle()
 
     def _settle(self, sequence: Sequence) -> None:
         """What the call computed belongs to its session now; its blocks are unpinned."""
@@ -366,9 +379,8 @@ class LocalEngine:
             self._batch.keep_tail(sequence)
             self._batch.hold(sequence)
         self._counts["output_tokens"] += len(answer.token_ids)
-        if sequence.drafter is not None:
-            self._counts["drafted_tokens"] += sequence.drafter.drafted
-            self._counts["accepted_tokens"] += sequence.drafter.accepted
+        if (drafter := sequence.drafter) is not None:
+            self._counts.update(drafted_tokens=drafter.drafted, accepted_tokens=drafter.accepted)
         self._batch.leave(sequence)
         self._sessions.leave(session)
         if session.dropped:  # its task was finished meanwhile
@@ -380,12 +392,7 @@ class LocalEngine:
         sequences = [turn.sequence for turn in self._turns if turn.sequence in alive] if self._turns else alive
         failed("engine_step_failed", error=repr(error), calls=len(sequences))
         for sequence in sequences:
-            try:
-                self._settle(sequence)
-            except Exception as second:
-                failed("engine_call_not_settled", error=repr(second))
-                self._batch.strike(sequence)  # a call that cannot be settled must not fail every step from now on
-            sequence.stream.fail(ModelError(f"the model failed while computing: {error!r}"))
+            self._abandon(sequence, ModelError(f"the model failed while computing: {error!r}"))
 
 
 _COUNTED = (

@@ -102,7 +102,8 @@ class Intake:
         known_tokens = min(kept, session.computed_tokens)
         if not session.template_tokens:
             session.template_tokens = self._template_tokens(request, transcript)
-        stream, choices = Stream(on_cancel=on_cancel), Choices(request.n)
+        stream, choices = Stream(on_cancel=on_cancel, settles=True), Choices(request.n)
+        stream.spent = choices.spent
         made: list[Sequence] = []
         for choice, (answer, chooser) in enumerate(parts):
             ordinal, forgotten = self._sessions.join(session, request.caller)

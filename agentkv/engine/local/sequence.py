@@ -6,9 +6,10 @@ Covers the state and its arithmetic. Who runs when is `batch.py`, what is writte
 from __future__ import annotations
 
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from agentkv.core.message import ToolCall
+from agentkv.core.reported import Reported
 from agentkv.core.task import PriorityClass
 from agentkv.core.usage import Timing, Usage
 from agentkv.engine.base import Chunk, Generation, Stream
@@ -88,6 +89,8 @@ class Sequence:
     background: bool = False
     model: str = ""
     computed: int = 0
+    reached_tokens: int = 0
+    """The most that `computed` ever was after a step of this call."""
     committed: int = 0
     blocks: list[int] = field(default_factory=list)
     keys: list[BlockKey] = field(default_factory=list)
@@ -169,15 +172,21 @@ class Sequence:
             model=model,
             restored_blocks=self.restored_blocks,
             restored_bytes=self.restored_blocks * block_bytes,
-            cached_by=self.cached_by(),
+            cached_by=self._by_tier(self.usage().cached_tokens),
             logprobs=tuple(answer.logprobs),
             drafted_tokens=self.drafter.drafted if self.drafter else 0,
             accepted_tokens=self.drafter.accepted if self.drafter else 0,
         )
 
-    def cached_by(self) -> dict[str, int]:
-        """The reused tokens by the tier in which they were when the call came."""
-        left = self.usage().cached_tokens
+    def spent(self) -> Reported:
+        """What the call used so far: its prompt as far as that was computed, and all that was written."""
+        reached = min(self.reached_tokens, self.prompt_tokens)
+        cached = min(self.cached_tokens or 0, reached)
+        usage = replace(self.usage(), input_tokens=reached, cached_tokens=cached)
+        return Reported(usage=usage, cached_by=self._by_tier(cached))
+
+    def _by_tier(self, left: int) -> dict[str, int]:
+        """So many reused tokens by the tier in which they were when the call came."""
         told: dict[str, int] = {}
         for tier in ("disk", "host"):
             tokens = min(left, self.loaded.get(tier, 0) * BLOCK_TOKENS)

@@ -143,10 +143,8 @@ def test_what_was_written_before_a_cancel_is_billed_for_every_choice(start):
             )
             with kv.submit(request) as stream:
                 seen = [chunk for _, chunk in zip(range(150), stream, strict=False)]
-        _idle(engine)
         usage = kv.report("job").usage
-        assert usage.output_tokens == len(stream.partial)
-        assert 0 <= engine.stats()["output_tokens"] - usage.output_tokens <= 48  # of the step under way at the cancel
+        assert engine.stats()["output_tokens"] == usage.output_tokens >= len(stream.partial)
         assert usage.output_tokens >= sum(len(chunk.token_ids) for chunk in seen) > 0
 
 
