@@ -1,6 +1,7 @@
 """Endpoint: short JSON exchanges with a server that may hang, drip, lie, answer HTML or be gone.
 
-Covers a deadline for the whole exchange and a bound on the answer. Does not cover model calls: those are the engine's.
+Covers kept connections, JSON in and out, and one deadline and one bound for each exchange (`timed.py`). Does not cover model
+calls: those are the engine's.
 """
 
 from __future__ import annotations
@@ -10,21 +11,28 @@ import threading
 import time
 from collections.abc import Mapping
 from typing import Any
+from urllib.parse import urlsplit
 
 from agentkv.adapters.base import Unreachable
+from agentkv.adapters.timed import Connection
 
 MOST_BYTES = 4 * 2**20
+MOST_KEPT = 8
 _OK = 200
 
 
 class Endpoint:
-    """One server. Thread-safe; connections are kept. `base_url` may end in `/v1`: paths here are from the root."""
+    """One server. Thread-safe; connections are kept. `base_url` may end in `/v1`: paths here are from the root.
+
+    The key goes to this server alone: a redirect is an answer like others, and no JSON that anybody could use.
+    """
 
     def __init__(self, base_url: str, *, api_key: str = "") -> None:
-        self._root = base_url.rstrip("/").removesuffix("/v1")
+        self._place = urlsplit(base_url.rstrip("/").removesuffix("/v1"))
         self._headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
         self._lock = threading.Lock()
-        self._client: Any = None
+        self._idle: list[Connection] = []
+        self._closed = 0
 
     def get(self, path: str, within_s: float) -> Any:
         """The JSON answer; Unreachable for anything else. A kept connection that the server has closed is no failure."""
@@ -46,9 +54,10 @@ class Endpoint:
     def close(self) -> None:
         """Close the connections. Idempotent; a later exchange opens new ones."""
         with self._lock:
-            client, self._client = self._client, None
-        if client is not None:
-            client.close()
+            idle, self._idle = self._idle, []
+            self._closed += 1
+        for connection in idle:
+            connection.close()
 
     def text(self, path: str, within_s: float) -> str:
         """The answer as text; Unreachable for none, and for a status that is not 200."""
@@ -74,35 +83,36 @@ class Endpoint:
         self, method: str, path: str, body: Mapping[str, Any] | None, within_s: float,
         headers: Mapping[str, str] | None = None,
     ) -> tuple[int, bytes]:  # fmt: skip
-        import httpx
-
-        client = self._opened()  # the first time it takes a moment that is not the server's
         ends_s = time.monotonic() + within_s
-        read = bytearray()
+        said = dict(self._headers) | dict(headers or {})
+        content = None if body is None else json.dumps(body, separators=(",", ":")).encode()
+        if content is not None:
+            said["Content-Type"] = "application/json"
+        connection, closed = self._taken()
         try:
-            timeout = max(within_s, 1e-3)
-            with client.stream(method, self._root + path, json=body, headers=headers, timeout=timeout) as response:
-                for piece in response.iter_bytes():
-                    read += piece
-                    if len(read) > MOST_BYTES:
-                        raise Unreachable(f"{path}: the answer does not end")
-                    if time.monotonic() > ends_s:
-                        raise Unreachable(f"{path}: the answer was not there after {within_s:.3g} s")
-                status = response.status_code
-        except (httpx.RemoteProtocolError, httpx.ReadError, httpx.WriteError) as error:
-            raise Unreachable(f"{path}: {type(error).__name__}", dropped=not read) from None
-        except (httpx.HTTPError, httpx.InvalidURL, OSError, RuntimeError) as error:
-            raise Unreachable(f"{path}: {type(error).__name__}") from None
-        return status, bytes(read)
+            return connection.exchange(
+                method, self._place.path + path, body=content, headers=said, ends_s=ends_s, most_bytes=MOST_BYTES
+            )
+        finally:
+            self._given_back(connection, closed)
 
-    def _opened(self) -> Any:
-        import httpx
-
+    def _taken(self) -> tuple[Connection, int]:
+        """A connection, and how often this was closed until now."""
         with self._lock:
-            if self._client is None:
-                plain = self._root.startswith("http://")  # no certificates are read for it
-                self._client = httpx.Client(headers=self._headers, trust_env=False, verify=not plain)
-            return self._client
+            if self._idle:
+                return self._idle.pop(), self._closed
+            closed = self._closed
+        try:
+            return Connection(self._place), closed
+        except (ValueError, OSError) as error:  # a port that is no number
+            raise Unreachable(f"{self._place.netloc}: {type(error).__name__}") from None
+
+    def _given_back(self, connection: Connection, closed: int) -> None:
+        with self._lock:
+            if closed == self._closed and len(self._idle) < MOST_KEPT:
+                self._idle.append(connection)
+                return
+        connection.close()
 
 
 def _words(answer: Any) -> str:

@@ -8,10 +8,8 @@ is worth while (`prewarm.py`, `keepalive.py`).
 from __future__ import annotations
 
 import contextlib
-import http.client
 import json
 import socket
-import ssl
 import threading
 import time
 from collections import OrderedDict
@@ -21,11 +19,11 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from agentkv.adapters.base import Unreachable
+from agentkv.adapters.timed import Connection
 
 MOST_SESSIONS = 64
 MOST_BYTES = 4 * 2**20
 MOST_ANSWER_BYTES = 2**20
-_PIECE = 65_536
 _OK = 200
 _NOT_SENT_AGAIN = frozenset(
     ["host", "content-length", "transfer-encoding", "connection", "accept-encoding", "x-stainless-retry-count"]
@@ -111,32 +109,27 @@ class Sending:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._connection: http.client.HTTPConnection | None = None
+        self._connection: Connection | None = None
         self.cancelled = False
 
     def run(self, kept: Kept, body: bytes, within_s: float) -> Mapping[str, Any]:
         """The JSON answer. Raises Unreachable, also for what was cancelled."""
         parts = urlsplit(kept.url)
-        kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
-        about: dict[str, Any] = {"context": ssl.create_default_context()} if parts.scheme == "https" else {}
-        connection = kind(parts.hostname or "", parts.port, timeout=within_s, **about)
+        connection = Connection(parts)
         with self._lock:
             if self.cancelled:
                 raise Unreachable("cancelled")
             self._connection = connection
         path = parts.path + (f"?{parts.query}" if parts.query else "")
-        ends_s = time.monotonic() + within_s
         try:
-            connection.request("POST", path, body=body, headers=dict(kept.headers))
-            response = connection.getresponse()
-            read = bytearray()
-            while piece := response.read1(_PIECE):
-                read += piece
-                if len(read) > MOST_ANSWER_BYTES or time.monotonic() > ends_s:
-                    raise Unreachable("the answer does not end")
-            status = response.status
-        except (OSError, http.client.HTTPException, AttributeError, ValueError) as error:
-            raise Unreachable("cancelled" if self.cancelled else type(error).__name__) from None
+            status, read = connection.exchange(
+                "POST", path, body=body, headers=dict(kept.headers), ends_s=time.monotonic() + within_s,
+                most_bytes=MOST_ANSWER_BYTES,
+            )  # fmt: skip
+        except Unreachable:
+            if self.cancelled:
+                raise Unreachable("cancelled") from None
+            raise
         finally:
             connection.close()
         if self.cancelled:
