@@ -60,7 +60,8 @@ class Chunk:
     """A piece of the answer: never half a character, never part of a stop string.
 
     `choice` says which of `n` it belongs to. `logprobs` are the entries of the tokens that became certain with it.
-    An engine that streams tool calls puts their pieces into `calls`, one that does not has them in the Generation only.
+    A call that streams has its pieces in `calls`; one that does not is in the Generation only. `reasoning`: a piece of
+    what the model thinks before it answers.
     """
 
     text: str
@@ -68,6 +69,7 @@ class Chunk:
     choice: int = 0
     logprobs: tuple[TokenLogprob, ...] = ()
     calls: tuple[CallDelta, ...] = ()
+    reasoning: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,11 +82,14 @@ class Choice:
     finish_reason: FinishReason
     tool_calls: tuple[ToolCall, ...] = ()
     logprobs: tuple[TokenLogprob, ...] = ()
+    unfinished: tuple[ToolCall, ...] = ()
+    reasoning: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Generation:
-    """`text` is the join of all chunks; `raw` is what the model really wrote, tool calls and all: send it again so.
+    """`text` is the join of all chunks, `reasoning` that of all thoughts; `raw` is what the model really wrote, tool calls
+    and all: send it again so.
 
     Of several choices (`Request.n`) this is the first and `others` are the rest, in order; `usage` is of them all, with
     the prompt counted once.
@@ -111,6 +116,11 @@ class Generation:
     stopped_by: str = ""
     """ "budget": no model was asked, the call did not fit into it."""
     logprobs: tuple[TokenLogprob, ...] = ()
+    unfinished: tuple[ToolCall, ...] = ()
+    """Calls that streamed until the answer was cut inside of the last one, whose arguments are no valid JSON. Run none
+    of them: half of what the model meant is not what it meant. `tool_calls` is empty then.
+    """
+    reasoning: str = ""
     others: tuple[Choice, ...] = ()
     drafted_tokens: int = 0
     """Output tokens of all choices that were guessed ahead, and how many of them the model then chose (`accepted_tokens`)."""

@@ -47,9 +47,10 @@ class ResponseReply:
         self._kept(generation)
         output: list[dict[str, Any]] = []
         status = "incomplete" if generation.finish_reason in _INCOMPLETE else "completed"
-        if generation.text or not generation.tool_calls:
+        if generation.text or not (generation.tool_calls or generation.unfinished):
             output.append(self._message(generation.text, generation.logprobs, status))
         output += [_call_item(call, new_id("fc_"), "completed") for call in generation.tool_calls]
+        output += [_call_item(call, new_id("fc_"), "incomplete") for call in generation.unfinished]
         return self._response(status, output, generation)
 
     def _kept(self, generation: Generation) -> None:

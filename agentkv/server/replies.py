@@ -101,9 +101,10 @@ class ChatReply(_Frame):
 
     def _choice(self, index: int, choice: Generation | Choice) -> dict[str, Any]:
         message: dict[str, Any] = {"role": "assistant", "content": choice.text, "refusal": None}
-        if choice.tool_calls:
+        calls = choice.tool_calls or choice.unfinished
+        if calls:
             message["content"] = choice.text or None
-            message["tool_calls"] = [_call(call) for call in choice.tool_calls]
+            message["tool_calls"] = [_call(call) for call in calls]
         logprobs = chat_logprobs(choice.logprobs)
         return {"index": index, "message": message, "logprobs": logprobs, "finish_reason": choice.finish_reason}
 
@@ -117,8 +118,7 @@ class ChatReply(_Frame):
             told = self._delta(chunk.choice, {"content": chunk.text}, logprobs=chat_logprobs(chunk.logprobs))
         if chunk.calls:
             self._told.add(chunk.choice)
-            told += self._delta(chunk.choice, {"tool_calls": [_call_delta(delta) for delta in chunk.calls]})
-        return told
+        return told + b"".join(self._delta(chunk.choice, {"tool_calls": [_call_delta(one)]}) for one in chunk.calls)
 
     def end(self, generation: Generation) -> bytes:
         """Calls that have not come yet, whole; then why each choice ended."""

@@ -26,7 +26,7 @@ from agentkv.engine.base import Chunk, Generation, Request, Sampling
 from agentkv.errors import ConfigError
 from agentkv_langgraph.caller import caller_of_metadata, named_in_metadata
 from agentkv_langgraph.choice import Choice, format_of, kept, submitted
-from agentkv_langgraph.messages import to_ai_message, to_call_chunks, to_messages, to_tools, turn_fields
+from agentkv_langgraph.messages import to_ai_message, to_call_chunk, to_call_chunks, to_messages, to_tools, turn_fields
 from agentkv_langgraph.structured import Shape, adrive, drive, structured
 
 _SAMPLING = ("max_tokens", "temperature", "top_p", "seed")
@@ -224,12 +224,14 @@ class ChatAgentKV(BaseChatModel):
     ) -> Iterator[ChatGenerationChunk]:
         request, choice = self._request(messages, stop, run_manager, kwargs)
         with submitted(self.kv.submit, request) as stream:
+            streamed = False
             for piece in stream:
-                chunk = _chunk(piece)
-                if run_manager:
-                    run_manager.on_llm_new_token(piece.text, chunk=chunk)
-                yield chunk
-            yield _last_chunk(choice.checked(stream.result()))
+                streamed = streamed or bool(piece.calls)
+                for chunk in _chunks(piece):
+                    if run_manager:
+                        run_manager.on_llm_new_token(chunk.text, chunk=chunk)
+                    yield chunk
+            yield _last_chunk(choice.checked(stream.result()), streamed=streamed)
 
     async def _astream(
         self,
@@ -240,12 +242,14 @@ class ChatAgentKV(BaseChatModel):
     ) -> AsyncIterator[ChatGenerationChunk]:
         request, choice = self._request(messages, stop, run_manager, kwargs)
         with submitted(self.kv.submit, request) as stream:
+            streamed = False
             async for piece in stream:
-                chunk = _chunk(piece)
-                if run_manager:
-                    await run_manager.on_llm_new_token(piece.text, chunk=chunk)
-                yield chunk
-            yield _last_chunk(choice.checked(stream.result()))
+                streamed = streamed or bool(piece.calls)
+                for chunk in _chunks(piece):
+                    if run_manager:
+                        await run_manager.on_llm_new_token(chunk.text, chunk=chunk)
+                    yield chunk
+            yield _last_chunk(choice.checked(stream.result()), streamed=streamed)
 
     def _answer(self, request: Request) -> Generation:
         with submitted(self.kv.submit, request) as stream:
@@ -300,15 +304,22 @@ def _result(generation: Generation) -> ChatResult:
     return ChatResult(generations=[ChatGeneration(message=message)], llm_output={"model_name": generation.model})
 
 
-def _chunk(piece: Chunk) -> ChatGenerationChunk:
-    return ChatGenerationChunk(message=AIMessageChunk(content=piece.text))
+def _chunks(piece: Chunk) -> Iterator[ChatGenerationChunk]:
+    """A piece of an answer; one of a call has a chunk of its own."""
+    if piece.text or not piece.calls:
+        yield ChatGenerationChunk(message=AIMessageChunk(content=piece.text))
+    for delta in piece.calls:
+        yield ChatGenerationChunk(message=AIMessageChunk(content="", tool_call_chunks=[to_call_chunk(delta)]))
 
 
-def _last_chunk(generation: Generation) -> ChatGenerationChunk:
+def _last_chunk(generation: Generation, *, streamed: bool) -> ChatGenerationChunk:
     fields = turn_fields(generation)
     return ChatGenerationChunk(
         message=AIMessageChunk(
-            content="", tool_call_chunks=to_call_chunks(generation), chunk_position="last", **fields
+            content="",
+            tool_call_chunks=to_call_chunks(generation, streamed=streamed),
+            chunk_position="last",
+            **fields,
         ),
         generation_info={"finish_reason": generation.finish_reason},
     )

@@ -15,9 +15,10 @@ from typing import Any
 from langchain_core.messages import AIMessage, BaseMessage, ChatMessage, HumanMessage, SystemMessage, ToolMessage
 from langchain_core.messages.tool import ToolCallChunk, invalid_tool_call, tool_call, tool_call_chunk
 from langchain_core.utils.function_calling import convert_to_openai_tool
+from langchain_core.utils.json import parse_partial_json
 
 from agentkv.core.message import ROLES, Message, Role, ToolCall, ToolSpec
-from agentkv.engine.base import Generation
+from agentkv.engine.base import CallDelta, Generation
 from agentkv.errors import RequestInvalid
 
 RAW = "agentkv_raw"
@@ -128,8 +129,9 @@ def turn_fields(generation: Generation) -> dict[str, Any]:
     """Everything of an AI message but its content and tool calls, in JSON values."""
     usage = generation.usage
     kwargs: dict[str, Any] = {RAW: str(generation.raw)}
-    if generation.tool_calls:
-        kwargs[RAW_CALLS] = [{"id": call.id, "arguments": call.arguments} for call in generation.tool_calls]
+    calls = generation.tool_calls or generation.unfinished
+    if calls:
+        kwargs[RAW_CALLS] = [{"id": call.id, "arguments": call.arguments} for call in calls]
     told = {"session": generation.session, "timing": asdict(generation.timing), "estimated": generation.estimated}
     if generation.stopped_by:
         told["stopped_by"] = generation.stopped_by
@@ -151,12 +153,23 @@ def turn_fields(generation: Generation) -> dict[str, Any]:
     }
 
 
-def to_call_chunks(generation: Generation) -> list[ToolCallChunk]:
-    """The calls of a streamed answer's last chunk.
+def to_call_chunk(delta: CallDelta) -> ToolCallChunk:
+    """A piece of a call that streams. Each needs a message of its own: those of one message are not added up."""
+    return tool_call_chunk(name=delta.name or None, args=delta.arguments, id=delta.id or None, index=delta.index)
+
+
+def to_call_chunks(generation: Generation, *, streamed: bool = False) -> list[ToolCallChunk]:
+    """The calls of a streamed answer's last chunk; `streamed`: they came before it, piece by piece.
 
     LangChain completes half a JSON object there, so that a call cut short would come out as a valid one with fewer
-    arguments. Such a text is handed over as a JSON string, which is no object: it stays an invalid call.
+    arguments. Such a text is handed over as a JSON string, which is no object: it stays an invalid call. What has
+    streamed gets an end with which it is no JSON (`_spoilt`).
     """
+    if generation.unfinished:
+        ends = [_spoilt(call.arguments)[len(call.arguments) :] for call in generation.unfinished]
+        return [tool_call_chunk(name=None, args=end, id=None, index=index) for index, end in enumerate(ends)]
+    if streamed:
+        return []
     chunks = []
     for index, call in enumerate(generation.tool_calls):
         args = call.arguments if _parsed(call.arguments) is not None else json.dumps(call.arguments, ensure_ascii=False)
@@ -164,8 +177,16 @@ def to_call_chunks(generation: Generation) -> list[ToolCallChunk]:
     return chunks
 
 
+def _spoilt(arguments: str) -> str:
+    """`arguments` with an end that nobody can read as JSON, nor LangChain complete to some."""
+    ends = ("]", '"]', '""]')  # outside of a string, inside of one, behind a backslash in one
+    return next(arguments + end for end in ends if parse_partial_json(arguments + end) is None)
+
+
 def to_ai_message(generation: Generation) -> AIMessage:
-    """The whole answer as one message; calls whose arguments are no JSON object become `invalid_tool_calls`."""
+    """The whole answer as one message; calls whose arguments are no JSON object become `invalid_tool_calls`, and so do
+    all of an answer that was cut inside of one.
+    """
     valid, invalid = [], []
     for call in generation.tool_calls:
         args = _parsed(call.arguments)
@@ -175,4 +196,9 @@ def to_ai_message(generation: Generation) -> AIMessage:
             )
         else:
             valid.append(tool_call(name=call.name, args=args, id=call.id))
+    for call in generation.unfinished:
+        told = _spoilt(call.arguments)
+        invalid.append(
+            invalid_tool_call(name=call.name, args=told, id=call.id, error="the answer was cut inside of a call")
+        )
     return AIMessage(content=generation.text, tool_calls=valid, invalid_tool_calls=invalid, **turn_fields(generation))

@@ -11,9 +11,10 @@ from collections.abc import Sequence
 
 from agentkv.core.message import ToolCall
 from agentkv.engine.base import FinishReason, TokenLogprob
+from agentkv.engine.local.aside import Aside
 from agentkv.engine.local.detokenise import Detokeniser, StopGate
 from agentkv.engine.local.tokeniser import Tokeniser
-from agentkv.engine.local.toolcalls import TAGS, Gate
+from agentkv.engine.local.toolcalls import TAGS, Gate, Wanted
 
 
 class Answer:
@@ -47,12 +48,20 @@ class Answer:
         self._waiting: list[tuple[int, TokenLogprob]] = []  # (where its bytes end, entry)
         self._spelled_bytes = self._shown_bytes = 0
         self._told: list[TokenLogprob] = []
+        self._called = False
         self.token_ids: list[int] = []
         self.logprobs: list[TokenLogprob] = []
         """The entries of the text that was shown."""
         self.text = ""
         self.raw = ""
+        self.unfinished: tuple[ToolCall, ...] = ()
+        """Calls that were told until the answer was cut inside of the last one."""
         self.reason: FinishReason | None = None
+
+    @property
+    def aside(self) -> Aside:
+        """What is told beside the text, between two chunks."""
+        return self._gate.aside
 
     @property
     def next_forced(self) -> int | None:
@@ -90,10 +99,17 @@ class Answer:
         return shown
 
     def _show(self, piece: str) -> str:
-        safe = self._stop.feed(piece)
+        """Stop texts are looked for letter by letter: whether they count may change with each."""
+        shown = "".join(map(self._pass, piece if self._stop.looks else [piece]))
+        self.text += shown
+        return shown
+
+    def _pass(self, piece: str) -> str:
+        if self._stop.hit is not None:
+            return ""
+        safe = self._stop.finish() + piece if self._gate.inside else self._stop.feed(piece)
         self.raw += safe
         shown = self._gate.feed(safe)
-        self.text += shown
         self._certain(shown)
         return shown
 
@@ -120,8 +136,11 @@ class Answer:
         self._shown_bytes += len(shown.encode())
         count = sum(end <= self._shown_bytes for end, _ in self._waiting)
         fresh, self._waiting = [entry for _, entry in self._waiting[:count]], self._waiting[count:]
+        if self._called:
+            return
         self._told += fresh
         self.logprobs += fresh
+        self._called = self._gate.aside.called  # from here on the text is no longer in one piece
 
     def take_logprobs(self) -> tuple[TokenLogprob, ...]:
         """Entries of what was shown since this was asked last."""
@@ -163,5 +182,10 @@ class Answer:
             self.reason = "stop"
         if wanted:
             self.reason = "tool_calls"
-        calls = (ToolCall(id=f"call_{secrets.token_hex(12)}", name=w.name, arguments=w.arguments) for w in wanted)
-        return shown + tail + held, tuple(calls)
+        self.unfinished = _calls(self._gate.unfinished)
+        return shown + tail + held, _calls(wanted)
+
+
+def _calls(wanted: Sequence[Wanted]) -> tuple[ToolCall, ...]:
+    made = (ToolCall(id=w.id or f"call_{secrets.token_hex(12)}", name=w.name, arguments=w.arguments) for w in wanted)
+    return tuple(made)

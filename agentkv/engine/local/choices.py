@@ -78,4 +78,6 @@ def _choices(generations: Iterable[Generation]) -> Iterable[Choice]:
             finish_reason=one.finish_reason,
             tool_calls=one.tool_calls,
             logprobs=one.logprobs,
+            unfinished=one.unfinished,
+            reasoning=one.reasoning,
         )

@@ -59,6 +59,11 @@ class StopGate:
         self._held = ""
         self.hit: str | None = None
 
+    @property
+    def looks(self) -> bool:
+        """True if there is a stop string."""
+        return bool(self._stop)
+
     def feed(self, text: str) -> str:
         """What may be shown now."""
         if not self._stop or self.hit is not None:

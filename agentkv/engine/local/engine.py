@@ -336,7 +336,7 @@ class LocalEngine:
     def _complete(self, sequence: Sequence) -> None:
         answer, session = sequence.answer, sequence.session
         rest, calls = answer.finish()
-        if rest:
+        if rest or answer.aside.waits:
             sequence.push(rest)
         told = Written(raw=answer.raw, content=answer.text, calls=calls)
         session.raw_by_call.update((call.id, told) for call in calls)

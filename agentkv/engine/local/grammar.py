@@ -1,7 +1,7 @@
 """What an answer may be, as a grammar: a JSON value, calls of certain tools, or text with calls in it.
 
 Covers: from a Request to a grammar in llguidance's Lark dialect, and which field is to blame if it does not compile.
-Does not cover: holding an answer to it (`guide.py`), reading calls out of it (`toolcalls.py`, whose tags these are).
+Does not cover: holding an answer to it (`guide.py`), reading calls out of it (`held.py`).
 
 JSON is written on one line, `, ` and `: ` between its parts: what models were trained on, and no room for the endless
 white space that small ones like to write.
@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from agentkv.core.message import ToolSpec
+from agentkv.engine.local.held import Among, head_of
 from agentkv.engine.local.schemas import closed, finite
 from agentkv.engine.local.tokeniser import check_unicode
 from agentkv.engine.local.toolcalls import CLOSE, OPEN
@@ -28,11 +29,14 @@ _COMPACT = {"whitespace_flexible": False, "item_separator": ", ", "key_separator
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Grammar:
-    """`lark` describes the answer; `param` is the request's field from which it comes. `tags`: calls stand in our tags."""
+    """`lark` describes the answer; `param` is the request's field from which it comes. `among`: what calls in our tags,
+    of `tools`, stand among; None where there are none.
+    """
 
     lark: str
     param: str
-    tags: bool = False
+    among: Among | None = None
+    tools: tuple[ToolSpec, ...] = ()
 
 
 def grammar_of(request: Request, *, tags: bool = True) -> Grammar | None:
@@ -42,9 +46,9 @@ def grammar_of(request: Request, *, tags: bool = True) -> Grammar | None:
     must call, and is left alone where it may: it would not find the way.
     """
     choice, wanted = request.tool_choice, request.response_format
-    tools = [tool for tool in request.tools if not choice.names or tool.name in choice.names]
+    tools = tuple(tool for tool in request.tools if not choice.names or tool.name in choice.names)
     if choice.mode == "none":
-        tools = []
+        tools = ()
     value = None
     if wanted is not None:
         schema = {"type": "object"} if wanted.schema is None else wanted.schema
@@ -54,11 +58,12 @@ def grammar_of(request: Request, *, tags: bool = True) -> Grammar | None:
     named = choice.mode == "required" and len(tools) == 1  # a call of that tool, as OpenAI's named choice
     calls = _calls(tools, most=MOST_CALLS if choice.parallel and not named else 1)
     if choice.mode == "required":
-        return Grammar(lark=f"start: calls\n{calls}", param="tools", tags=True)
+        return Grammar(lark=f"start: calls\n{calls}", param="tools", among="calls", tools=tools)
     if value is not None:
-        return Grammar(lark=f"start: calls | value\nvalue: {value}\n{calls}", param="response_format", tags=True)
+        lark = f"start: calls | value\nvalue: {value}\n{calls}"
+        return Grammar(lark=lark, param="response_format", among="value", tools=tools)
     if tags and (choice.names or not choice.parallel or any(tool.strict for tool in tools)):
-        return Grammar(lark=_free(tools, parallel=choice.parallel), param="tools", tags=True)
+        return Grammar(lark=_free(tools, parallel=choice.parallel), param="tools", among="text", tools=tools)
     return None
 
 
@@ -80,9 +85,8 @@ def _bodies(tools: Sequence[ToolSpec]) -> str:
     """Rule `body`: what stands between the tags, each tool with a schema root of its own."""
     lines = ["body: " + " | ".join(f"tool_{number}" for number in range(len(tools)))]
     for number, tool in enumerate(tools):
-        head = f'{{"name": {json.dumps(tool.name, ensure_ascii=False)}, "arguments": '
         arguments = _json(_object(tool), lenient=not tool.strict, param="tools")
-        lines.append(f"tool_{number}: {_text(head)} {arguments} {_text('}')}")
+        lines.append(f"tool_{number}: {_text(head_of(tool.name))} {arguments} {_text('}')}")
     return "\n".join(lines) + "\n"
 
 

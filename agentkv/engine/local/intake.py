@@ -24,6 +24,7 @@ from agentkv.engine.local.choices import Choices
 from agentkv.engine.local.drafts import Drafter
 from agentkv.engine.local.grammar import Grammar, grammar_of
 from agentkv.engine.local.guide import Guides
+from agentkv.engine.local.held import HeldGate
 from agentkv.engine.local.loader import LoadedModel
 from agentkv.engine.local.responses import TemplateGate
 from agentkv.engine.local.sampler import Chooser
@@ -208,7 +209,7 @@ class Intake:
 
     def _gate(self, request: Request, prompt: str, grammar: Grammar | None) -> Gate:
         if grammar is not None:  # it says what is written: no marks of the model's own
-            return TagGate() if grammar.tags else OpenGate()
+            return OpenGate() if grammar.among is None else HeldGate(grammar.tools, among=grammar.among)
         family, made = self._chat.family, partial(TemplateGate, self._loaded.tokenizer, self._tokeniser)
         if not request.tools or request.tool_choice.mode == "none":
             hidden = request.messages is not None and family is not None and family.always

@@ -13,6 +13,7 @@ from copy import copy
 from functools import partial
 from typing import Any
 
+from agentkv.engine.local.aside import Aside
 from agentkv.engine.local.families import Family
 from agentkv.engine.local.tokeniser import Tokeniser
 from agentkv.engine.local.toolcalls import Wanted
@@ -45,6 +46,8 @@ class TemplateGate:
         self._tokeniser = tokeniser
         self._names = {tool.get("function", tool)["name"] for tool in tools} if family and family.bare else None
         self._hides = family is not None and family.always
+        self.aside = Aside()
+        self.unfinished: list[Wanted] = []
         self._calls: list[Wanted] = []
         self._called = ""  # what they were written as
         self._region: str | None = None  # that the parser is in; None between regions
@@ -53,6 +56,16 @@ class TemplateGate:
         self._waiting = ""  # may become a spelled control token
         self._pending = ""  # was read and not shown, since the last region that ended
         self._follow(self._parser.initial_events)
+
+    @property
+    def thinks(self) -> bool:
+        """True while a thought is written."""
+        return False
+
+    @property
+    def inside(self) -> bool:
+        """True where no stop text is looked for."""
+        return self.thinks
 
     def feed(self, text: str) -> str:
         """The part that may be shown now."""

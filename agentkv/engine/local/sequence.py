@@ -146,7 +146,11 @@ class Sequence:
     def push(self, text: str, token_ids: tuple[int, ...] = ()) -> None:
         """Hand a piece of this answer to the reader."""
         logprobs = self.answer.take_logprobs()
-        self.stream.push(Chunk(text=text, token_ids=token_ids, choice=self.choice, logprobs=logprobs))
+        reasoning, calls = self.answer.aside.take()
+        chunk = Chunk(
+            text=text, token_ids=token_ids, choice=self.choice, logprobs=logprobs, calls=calls, reasoning=reasoning
+        )
+        self.stream.push(chunk)
 
     def guesses(self, most: int) -> Seq[int]:
         """At most `most` tokens that may follow: those that a grammar leaves no choice about, or a draft."""
@@ -176,6 +180,8 @@ class Sequence:
             logprobs=tuple(answer.logprobs),
             drafted_tokens=self.drafter.drafted if self.drafter else 0,
             accepted_tokens=self.drafter.accepted if self.drafter else 0,
+            unfinished=answer.unfinished,
+            reasoning=answer.aside.thought,
         )
 
     def spent(self) -> Reported:

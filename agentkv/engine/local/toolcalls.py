@@ -1,8 +1,8 @@
 """Tool calls in what a model wrote: found while it streams, never shown half, never lost.
 
 Covers: `TagGate`, our convention, <tool_call>{"name": ..., "arguments": {...}}</tool_call>, which many models know and
-the preamble of `chat.py` teaches the others. Does not cover: models with marks of their own (`responses.py`). What is not
-a valid call stays text.
+the preamble of `chat.py` teaches the others. Does not cover: models with marks of their own (`responses.py`), calls that a
+grammar holds (`held.py`), thoughts (`thoughts.py`). What is not a valid call stays text.
 """
 
 from __future__ import annotations
@@ -10,6 +10,8 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 from typing import Any, Protocol
+
+from agentkv.engine.local.aside import Aside
 
 TAGS = OPEN, CLOSE = "<tool_call>", "</tool_call>"
 
@@ -24,11 +26,12 @@ _DECODER = json.JSONDecoder(strict=False, parse_constant=_no_number)  # models w
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wanted:
     """A call that the model asks for; `arguments` is its own JSON text, but for raw line ends inside of strings, which are
-    escaped: nobody else would read them.
+    escaped: nobody else would read them. `id` if it has been told already.
     """
 
     name: str
     arguments: str
+    id: str = ""
 
 
 class Gate(Protocol):
@@ -38,6 +41,20 @@ class Gate(Protocol):
     """True if `control` is to be told."""
     waits: bool
     """True if text before a control token may still be shown behind it."""
+    aside: Aside
+    """What is told beside the text."""
+    unfinished: list[Wanted]
+    """Calls that were told, the last of them in part: the answer ended inside of it."""
+
+    @property
+    def inside(self) -> bool:
+        """True where no stop text is looked for."""
+        ...
+
+    @property
+    def thinks(self) -> bool:
+        """True while a thought is written."""
+        ...
 
     def feed(self, text: str) -> str:
         """The part that may be shown now."""
@@ -60,6 +77,12 @@ class OpenGate:
 
     sees_control = False
     waits = True
+    inside = False
+    thinks = False
+
+    def __init__(self) -> None:
+        self.aside = Aside()
+        self.unfinished: list[Wanted] = []
 
     def feed(self, text: str) -> str:
         return text
@@ -79,15 +102,19 @@ class TagGate:
 
     sees_control = True
     waits = True
+    inside = False  # until it has ended nobody knows that it is a call
+    thinks = False
 
     def __init__(self) -> None:
+        self.aside = Aside()
+        self.unfinished: list[Wanted] = []
         self._held = ""
 
     def feed(self, text: str) -> str:
         self._held += text
         at = self._held.find(OPEN)
         if at < 0:
-            at = len(self._held) - _overlap(self._held)
+            at = len(self._held) - begun(self._held, OPEN)
         shown, self._held = self._held[:at], self._held[at:]
         return shown
 
@@ -168,6 +195,6 @@ def _skip(text: str, at: int) -> int:
     return at
 
 
-def _overlap(text: str) -> int:
-    """Length of the longest end of `text` that begins the opening tag."""
-    return next((n for n in range(min(len(text), len(OPEN) - 1), 0, -1) if OPEN.startswith(text[-n:])), 0)
+def begun(text: str, mark: str) -> int:
+    """Length of the longest end of `text` that begins `mark` and is not all of it."""
+    return next((n for n in range(min(len(text), len(mark) - 1), 0, -1) if mark.startswith(text[-n:])), 0)
