@@ -8,7 +8,7 @@ each field does is `requests.py` and `responses.py`; how errors look is `refusal
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, TypeVar
@@ -35,6 +35,7 @@ from agentkv.server.answers import EventStream, whole_answer
 from agentkv.server.events import ResponseReply
 from agentkv.server.fields import read_json, refuse
 from agentkv.server.keys import Key, Keys
+from agentkv.server.origins import cors
 from agentkv.server.refusals import error_body, refusal
 from agentkv.server.replies import ChatReply, CompletionReply, Reply, new_id
 from agentkv.server.requests import Asked, chat_request, completion_request
@@ -72,13 +73,14 @@ def create_app(
     stalls: Stalls | None = None,
     metrics: Callable[[], str] | None = None,
     most_body_bytes: int = MOST_BODY_BYTES,
+    allow_origins: Sequence[str] = (),
 ) -> Starlette:
     """The app. `submit`, `count_tokens`, `enter` and `metrics` run on worker threads: they may render, tokenise, wait.
 
     Who is calling: the header x-agentkv-task, else what the in-process transport found at the call's own place, else
     `caller()`, else nobody known. The header x-agentkv-session joins a session by name. With `keys` every call needs
     one; its tasks and sessions are the tenant's own, and so is the salt of its KV. Without `stalls` and `metrics` their
-    endpoints are 404.
+    endpoints are 404. Scripts of web pages may call from `allow_origins` only. Raises ConfigError for what is no origin.
     """
     life = life or Life()
     doors = _Doors(
@@ -104,7 +106,10 @@ def create_app(
     return Starlette(
         routes=routes,
         exception_handlers={HTTPException: _http_error},
-        middleware=[Middleware(Admission, life=life, keys=keys)],
+        middleware=[
+            *cors(allow_origins, told=(SESSION_HEADER, IGNORED_HEADER)),
+            Middleware(Admission, life=life, keys=keys),
+        ],
     )
 
 

@@ -74,10 +74,18 @@ def door_of():
 class Place:
     """An AgentKV behind a real socket: its kv, its url, plain HTTP and openai clients of it."""
 
-    def __init__(self, kv: AgentKV, *, keys: Keys | None = None, most_calls: int = 1024, drain_s: float = 5.0) -> None:
+    def __init__(
+        self,
+        kv: AgentKV,
+        *,
+        keys: Keys | None = None,
+        most_calls: int = 1024,
+        drain_s: float = 5.0,
+        allow_origins: tuple[str, ...] = (),
+    ) -> None:
         self.kv = kv
         self.life = Life(most_calls=most_calls)
-        self._served = Served(kv, keys=keys, life=self.life)
+        self._served = Served(kv, keys=keys, life=self.life, allow_origins=allow_origins)
         sock = bind("127.0.0.1", 0, guarded=keys is not None)
         self.server = HttpServer(self._served.app, sock, life=self.life, drain_s=drain_s)
         self.url = self.server.url
@@ -123,10 +131,15 @@ def scripted_place(place_of):
     """`scripted_place("answer", ...)`: a script on a socket."""
 
     def make(
-        *answers: Any, keys: Keys | None = None, most_calls: int = 1024, drain_s: float = 5.0, **options: Any
+        *answers: Any,
+        keys: Keys | None = None,
+        most_calls: int = 1024,
+        drain_s: float = 5.0,
+        allow_origins: tuple[str, ...] = (),
+        **options: Any,
     ) -> Place:
         kv = AgentKV.with_engine(ScriptedEngine(answers, **options))
-        return place_of(kv, keys=keys, most_calls=most_calls, drain_s=drain_s)
+        return place_of(kv, keys=keys, most_calls=most_calls, drain_s=drain_s, allow_origins=allow_origins)
 
     return make
 

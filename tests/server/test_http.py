@@ -18,6 +18,8 @@ import pytest
 from agentkv import AgentKV, ScriptedEngine
 from agentkv.errors import ConfigError
 from agentkv.server.http import bind
+from agentkv.server.keys import Keys
+from agentkv.server.origins import checked_origins
 
 ASK = {"model": "scripted", "messages": [{"role": "user", "content": "hello there"}]}
 
@@ -55,6 +57,54 @@ def test_loopback_needs_none():
     for host in ("127.0.0.1", "localhost", "127.0.0.9"):
         bind(host, 0, guarded=False).close()
     bind("0.0.0.0", 0, guarded=True).close()
+
+
+PAGE = "https://app.example.com"
+PREFLIGHT = {
+    "origin": PAGE,
+    "access-control-request-method": "POST",
+    "access-control-request-headers": "authorization,content-type,x-agentkv-task",
+}
+
+
+def test_no_page_of_another_origin_may_call_unless_it_is_named(scripted_place):
+    """Nothing by default: no header lets a browser hand an answer to a script, and a preflight is refused."""
+    place = scripted_place("x")
+    answer = place.http.post("/v1/chat/completions", json=ASK, headers={"origin": PAGE})
+    asked = place.http.options("/v1/chat/completions", headers=PREFLIGHT)
+    assert (200, 405) == (answer.status_code, asked.status_code)
+    assert not [name for one in (answer, asked) for name in one.headers if name.startswith("access-control")]
+
+
+def test_a_named_origin_may_call_and_read_our_headers(scripted_place):
+    """Preflights need no key, calls do; refusals can be read too; other origins get nothing. Streams as well."""
+    keys = Keys.read(None, {"AGENTKV_API_KEY": "sk-page-1234"})
+    place = scripted_place("x", "y", keys=keys, allow_origins=(PAGE, "http://[::1]:3000"))
+    asked = place.http.options("/v1/chat/completions", headers=PREFLIGHT)
+    assert (200, PAGE) == (asked.status_code, asked.headers["access-control-allow-origin"])
+    assert "authorization" in asked.headers["access-control-allow-headers"]
+    assert "POST" in asked.headers["access-control-allow-methods"]
+    refused = place.http.post("/v1/chat/completions", json=ASK, headers={"origin": PAGE})
+    assert (401, PAGE) == (refused.status_code, refused.headers["access-control-allow-origin"])
+    known = {"origin": PAGE, "authorization": "Bearer sk-page-1234"}
+    for stream in (False, True):
+        answer = place.http.post("/v1/chat/completions", json={**ASK, "stream": stream}, headers=known)
+        assert (200, PAGE) == (answer.status_code, answer.headers["access-control-allow-origin"])
+        assert "x-agentkv-session" in answer.headers["access-control-expose-headers"]
+        assert "access-control-allow-credentials" not in answer.headers
+    other = place.http.options("/v1/chat/completions", headers={**PREFLIGHT, "origin": "https://evil.example.com"})
+    assert (400, False) == (other.status_code, "access-control-allow-origin" in other.headers)
+
+
+@pytest.mark.parametrize(
+    "origin",
+    ["", "app.example.com", "https://app.example.com/", "https://app.example.com/x", "https://App.example.com", "null"],
+)
+def test_what_could_never_be_an_origin_is_refused(origin):
+    """A browser sends no path and no slash: the server would allow nothing, silently."""
+    with pytest.raises(ConfigError, match="is no origin"):
+        checked_origins([origin])
+    assert ("*", "http://localhost:3000") == checked_origins(["*", "http://localhost:3000", "*"])
 
 
 def test_a_taken_port_is_a_sentence():

@@ -94,6 +94,25 @@ def test_it_serves_and_drains_on_sigterm(run, folder_of):
     client.close()
 
 
+@pytest.mark.timeout(300)
+def test_it_serves_with_a_template_of_the_users_to_a_page_of_another_origin(run, folder_of, tmp_path):
+    """A base model answers chats as the file says; a browser hears that the page's scripts may read it."""
+    template = tmp_path / "mine.jinja"
+    template.write_text("{% for m in messages %}{{ m['role'] }}: {{ m['content'] }}\n{% endfor %}assistant:")
+    page = "https://app.example.com"
+    server = run(
+        str(folder_of(template=None)), "--port", "0", "--name", "base", "--ledger", "memory", "--device-memory", "2MiB",
+        "--chat-template", str(template), "--allow-origin", page, "--allow-origin", "http://localhost:3000",
+    )  # fmt: skip
+    url = server.url()
+    with httpx2.Client(base_url=url, timeout=30, headers={"origin": page}, trust_env=False) as client:
+        ask = {"model": "base", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 2}
+        answer = client.post("/chat/completions", json=ask)
+        counted = client.post(url.removesuffix("/v1") + "/tokenize", json=ask).json()
+    assert (200, page) == (answer.status_code, answer.headers["access-control-allow-origin"])
+    assert len("user: hi\nassistant:") == counted["count"]
+
+
 @pytest.mark.slow
 def test_a_second_signal_does_not_wait(run, folder_of):
     """Ctrl-C twice ends it at once, whatever is under way."""
@@ -126,6 +145,9 @@ REFUSED = [
     (["--policy", "magic"], "magic"),
     (["--port", "70000"], "port=70000"),
     (["--device-memory", "lots"], "lots"),
+    (["--chat-template", "/nowhere/mine.jinja"], "/nowhere/mine.jinja"),
+    (["--allow-origin", "https://app.example.com/"], "is no origin"),
+    (["--base-url", "http://127.0.0.1:1/v1", "--disk", "/tmp", "--dtype", "auto"], "--dtype, --disk: of a model"),
 ]
 
 
@@ -141,6 +163,15 @@ def test_what_cannot_work_is_one_sentence(folder_of, arguments, told):
     """One of our own errors, which `main` prints without a traceback."""
     model = [] if arguments[0].startswith("/") else [str(folder_of())]
     assert told in refused(*model, *arguments, *([] if "--port" in arguments else ["--port", "0"]))
+
+
+@pytest.mark.parametrize("package", ["starlette", "uvicorn"])
+def test_a_missing_package_is_told_before_the_model_is_loaded(monkeypatch, package):
+    """With what to install, whichever of them it is."""
+    monkeypatch.setitem(sys.modules, package, None)
+    said = refused("/nowhere/model")
+    assert f"agentkv serve needs {package}: pip install 'agentkv-sdk[local,serve]'" in said
+    assert "loading" not in said
 
 
 def test_a_port_in_use_is_told_before_the_model_is_loaded():
@@ -167,3 +198,14 @@ def test_the_help_teaches():
     said = " ".join(CliRunner().invoke(app, ["serve", "--help"], env={"COLUMNS": "120"}).output.split())
     for part in ("agentkv serve smollm2-135m", "AGENTKV_API_KEY", "[keys.alice]", "base_url=", "SIGTERM", "--drain"):
         assert part in said, part
+
+
+def test_the_help_says_what_other_servers_options_are_called_here():
+    """What people know from vLLM, llama.cpp and Ollama, each beside what we have; and what is named is there."""
+    said = " ".join(CliRunner().invoke(app, ["serve", "--help"], env={"COLUMNS": "200"}).output.split())
+    told = said[said.index("Coming from another server") : said.index("Arguments")]
+    for known in ("--api-key", "--served-model-name", "--alias", "--max-model-len", "--ctx-size", "--max-num-seqs"):
+        assert known in told, known
+    for ours in ("--name", "--device-memory", "--host-memory", "--disk"):
+        assert ours in told, ours
+        assert said.count(ours) > 1, ours
