@@ -1,108 +1,29 @@
 """The book: which block has a copy in which tier, who holds it, and in which order copies are given up.
 
-Covers Block, Holding (a session's blocks) and Book. Every change of a copy goes through `place` and `vacate`, which
+Covers Holding (a session's blocks) and Book; a block is `block.py`. Every change of a copy goes through `place` and `vacate`, which
 keep the sessions' counts; `check()` recounts them. Does not move a byte: that is `transfers.py`. Not thread-safe:
 the lock of `Tiers` guards it.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING
 
 from agentkv.core.forecast import Forecast
 from agentkv.core.residency import Tier
+from agentkv.kv.block import NOWHERE, Block
+from agentkv.kv.geometry import BLOCK_TOKENS
 from agentkv.kv.index import BlockKey
-
-if TYPE_CHECKING:
-    from agentkv.kv.ticket import Waiter
-
-NOWHERE = -1
-
-
-class Block:
-    """One full block of tokens.
-
-    `where[tier]` is the slot of its copy there; `coming[tier]` a slot that a copy is on its way to (two phases: it
-    becomes `where` when the copy ends well, and nobody reads it before). `users[tier]` counts transfers that read
-    the copy, `pins` running sequences that read the device copy; either keeps the copy where it is (R8).
-    `up` and `down` are the targets of the trips under way; `refused` is the tier to which it could not be written last time.
-    `doomed`: to be forgotten as soon as nobody uses it. `fetched`: on the device ahead of its use. `kept_until_s`: an
-    ended task's template, kept so long for the next one.
-    """
-
-    __slots__ = (
-        "coming",
-        "doomed",
-        "down",
-        "fetched",
-        "holders",
-        "kept_until_s",
-        "key",
-        "parent",
-        "pins",
-        "refused",
-        "up",
-        "urgent",
-        "users",
-        "waiters",
-        "where",
-    )
-
-    def __init__(self, key: BlockKey, parent: BlockKey | None) -> None:
-        self.key = key
-        self.parent = parent
-        self.where = [NOWHERE, NOWHERE, NOWHERE]
-        self.coming = [NOWHERE, NOWHERE, NOWHERE]
-        self.users = [0, 0, 0]
-        self.pins = 0
-        self.holders: dict[str, Holding] = {}
-        self.up: Tier | None = None
-        self.down: Tier | None = None
-        self.urgent = False
-        self.doomed = False
-        self.fetched = False
-        self.kept_until_s: float | None = None
-        self.refused: Tier | None = None
-        self.waiters: list[Waiter] = []
-
-    def has(self, tier: Tier) -> bool:
-        """True if a readable copy is there."""
-        return self.where[tier] != NOWHERE
-
-    @property
-    def device_block(self) -> int:
-        """Where its device copy is, or will be."""
-        return self.where[Tier.DEVICE] if self.has(Tier.DEVICE) else self.coming[Tier.DEVICE]
-
-    @property
-    def resident(self) -> bool:
-        """True if a readable copy is anywhere."""
-        return self.where != [NOWHERE, NOWHERE, NOWHERE]
-
-    @property
-    def in_memory(self) -> bool:
-        """True if a readable copy is on the device or the host."""
-        return self.has(Tier.DEVICE) or self.has(Tier.HOST)
-
-    @property
-    def unwritten(self) -> bool:
-        """True if the device has the only copy."""
-        device, host, disk = self.where
-        return device != NOWHERE and host == NOWHERE and disk == NOWHERE
-
-    @property
-    def idle(self) -> bool:
-        """True if no trip is under way and nobody uses any copy."""
-        return self.up is None and self.down is None and not any(self.users) and self.pins == 0
-
-    def evictable(self, tier: Tier) -> bool:
-        """True if the copy there can go at once: nobody reads it, no trip starts from it."""
-        return self.where[tier] != NOWHERE and self.users[tier] == 0 and (tier != Tier.DEVICE or self.pins == 0)
+from agentkv.kv.window import Window
 
 
 class Holding:
-    """What one session's context consists of, in order, and how many copies of it each tier has."""
+    """What one session's context consists of, in order, and how many copies of it each tier has.
+
+    `chain` begins with block number `first`: those before it are behind every window of the model. `past` has what was
+    known of them when they fell behind, by number: nobody needs them, but a prompt that goes back may find them.
+    """
 
     __slots__ = (
         "background",
@@ -110,10 +31,12 @@ class Holding:
         "copies",
         "demoted_to",
         "expected_s",
+        "first",
         "forecast",
         "idle_share",
         "missing",
         "order",
+        "past",
         "priority",
         "recompute_s",
         "session",
@@ -134,6 +57,8 @@ class Holding:
         self.background = False
         """A side branch that nobody waits for."""
         self.chain: list[Block] = []
+        self.first = 0
+        self.past: dict[int, Block] = {}
         self.copies = [0, 0, 0]
         self.unwritten = 0
         self.missing = 0
@@ -157,6 +82,12 @@ class Holding:
             return now_s - self.used_s
         return abs(self.expected_s - now_s)
 
+    @property
+    def template(self) -> list[Block]:
+        """The blocks of its template that are known."""
+        past = [block for number, block in self.past.items() if number < self.template_blocks]
+        return past + self.chain[: max(0, self.template_blocks - self.first)]
+
     def _count(self, block: Block, sign: int) -> None:
         device, host, disk = block.where
         if device != NOWHERE:
@@ -174,9 +105,10 @@ Rank = Callable[[Holding, float], tuple[float, ...]]
 
 
 class Book:
-    """All blocks and all sessions."""
+    """All blocks and all sessions. `window`: of a model all of whose layers have one."""
 
-    def __init__(self) -> None:
+    def __init__(self, window: Window | None = None) -> None:
+        self.window = window or Window()
         self.blocks: dict[BlockKey, Block] = {}
         self.holdings: dict[str, Holding] = {}
         self.orphans: dict[BlockKey, Block] = {}
@@ -220,11 +152,38 @@ class Book:
         """
         found: list[Block] = []
         for key in keys:
-            block = self.blocks.get(key)
-            if block is None or not (block.resident if disk else block.in_memory):
+            block = self._there(key, disk=disk)
+            if block is None:
                 break
             found.append(block)
         return found
+
+    def in_sight(
+        self, keys: Sequence[BlockKey], tokens: int | None = None, *, disk: bool = True
+    ) -> tuple[int, list[Block]]:
+        """The longest context of leading keys that can be gone on with: (number of its first block that the next token
+        sees, the blocks from there on), all of them with a copy. `tokens` is the length of all keys' content, if the last one is
+        partial.
+        """
+        if not self.window:
+            return 0, self.leading(keys, disk=disk)
+        count = len(keys)
+        whole = count * BLOCK_TOKENS if tokens is None else tokens
+        found: list[Block] = []
+        while count:
+            at, found = count, []
+            first = self.window.first_seen(whole if count == len(keys) else count * BLOCK_TOKENS)
+            while at > first and (block := self._there(keys[at - 1], disk=disk)) is not None:
+                found.append(block)
+                at -= 1
+            if at == first:
+                return first, found[::-1]
+            count = at - 1  # every context that ends behind this hole and before `count` needs what is missing
+        return 0, []
+
+    def _there(self, key: BlockKey, *, disk: bool) -> Block | None:
+        block = self.blocks.get(key)
+        return block if block is not None and (block.resident if disk else block.in_memory) else None
 
     def ensure(self, key: BlockKey, parent: BlockKey | None) -> Block:
         """The block of that key, new if unknown."""
@@ -239,8 +198,19 @@ class Book:
             self.blocks.pop(block.key, None)
             self.orphans.pop(block.key, None)
 
-    def hold(self, session: str, task: str, keys: Sequence[BlockKey], tokens: int, now_s: float) -> list[Block]:
-        """Set what the session consists of. Returns the blocks that lost their last holder by it.
+    def hold(
+        self,
+        session: str,
+        task: str,
+        keys: Sequence[BlockKey],
+        tokens: int,
+        now_s: float,
+        *,
+        past: Sequence[BlockKey] = (),
+        first: int = 0,
+    ) -> list[Block]:
+        """Set what the session consists of: blocks from number `first` on. Its window has passed those before, whose keys are
+        `past`, as far as they are known. Returns the blocks that nobody needs any more and no window has passed.
 
         Raises ValueError, and changes nothing, if a key comes twice: a chain cannot contain itself.
         """
@@ -251,23 +221,54 @@ class Book:
         if holding is None:
             holding = self.holdings[session] = Holding(session, task, now_s)
         holding.task, holding.tokens, holding.used_s = task, tokens, now_s
+        old = self._pass_by(holding, past, first)
         chain = holding.chain
         same = 0
         while same < min(len(chain), len(keys)) and chain[same].key == keys[same]:
             same += 1
-        old = chain[same:]
-        del chain[same:]
-        for block in old:
+        for block in chain[same:]:
             self._unhold(block, holding)
+        old += chain[same:]
+        del chain[same:]
         for i in range(same, len(keys)):
-            block = self.ensure(keys[i], keys[i - 1] if i else None)
+            block = self.ensure(keys[i], keys[i - 1] if i else past[-1] if past else None)
             block.holders[session] = holding
             block.doomed = False
             block.kept_until_s = None
             self.orphans.pop(block.key, None)
             holding._count(block, +1)
             chain.append(block)
-        return [block for block in old if not block.holders]
+        return [block for block in old if not block.holders and not block.behind]
+
+    def _pass_by(self, holding: Holding, past: Sequence[BlockKey], first: int) -> list[Block]:
+        """The window has passed the keys `past`, and what it had passed before only as far as that is among them. Returns
+        blocks that may have nobody any more.
+        """
+        chain, left = holding.chain, list(holding.past.values())
+        known = {number: block for number, key in enumerate(past) if (block := self.blocks.get(key)) is not None}
+        for block in known.values():
+            block.behind += 1
+        for block in left:
+            block.behind -= 1
+        holding.past, step = known, first - holding.first
+        holding.first = first
+        gone = chain[:step] if step > 0 else chain[:] if step < 0 else []
+        del chain[: len(gone)]
+        for block in gone:
+            self._unhold(block, holding)
+        return [block for block in (*left, *gone) if self.blocks.get(block.key) is block]
+
+    def shed(self, session: str, block: Block) -> bool:
+        """The session's window has passed `block`: True if nobody else holds it, and it had been in the session's chain."""
+        holding = self.holdings.get(session)
+        if holding is None or not holding.chain or holding.chain[0] is not block:
+            return False
+        del holding.chain[0]
+        self._unhold(block, holding)
+        holding.past[holding.first] = block
+        holding.first += 1
+        block.behind += 1
+        return not block.holders
 
     def let_go(self, session: str) -> list[Block]:
         """Forget the session. Returns the blocks that lost their last holder by it."""
@@ -277,7 +278,10 @@ class Book:
         self.host_changes += 1
         for block in holding.chain:
             self._unhold(block, holding)
-        return [block for block in holding.chain if not block.holders]
+        for block in holding.past.values():
+            block.behind -= 1
+        known = [block for block in holding.past.values() if self.blocks.get(block.key) is block]
+        return [block for block in (*known, *holding.chain) if not block.holders and not block.behind]
 
     def _unhold(self, block: Block, holding: Holding) -> None:
         del block.holders[holding.session]
@@ -294,7 +298,8 @@ class Book:
         end, so that leaves go before what they stand on. A block of several sessions counts for the one that is
         ranked lowest. With `below`, only what goes before that session's own blocks.
         """
-        for block in reversed(list(self.orphans.values())):
+        orphans = list(self.orphans.values())
+        for block in orphans if self.window else reversed(orphans):  # behind a window the latest are worth most
             if block.has(tier):
                 yield block
         seen: dict[BlockKey, int] = {}
@@ -333,8 +338,11 @@ class Book:
             assert fresh.copies == holding.copies, (session, fresh.copies, holding.copies)
             assert fresh.unwritten == holding.unwritten, session
             assert fresh.missing == holding.missing, session
+            assert holding.past.keys() <= set(range(holding.first)), "a block behind the window is in front of it"
+        behind = Counter(id(block) for holding in self.holdings.values() for block in holding.past.values())
         for key, block in self.blocks.items():
             assert block.key == key
+            assert block.behind == behind[id(block)], "windows that passed a block are miscounted"
             assert (key in self.orphans) == (not block.holders), "orphans are the blocks without holder"
             assert min(block.users) >= 0, "a copy has fewer than no users"
             assert block.pins >= 0, "a block has fewer than no pins"

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 
 from agentkv.core.residency import Tier
-from agentkv.kv.book import NOWHERE, Block
+from agentkv.kv.block import NOWHERE, Block
 from agentkv.kv.device import DevicePool
 from agentkv.kv.host import HostArena
 from agentkv.kv.index import BlockKey

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 import torch
 
 from agentkv.errors import ConfigError
-from agentkv.kv.book import Block
+from agentkv.kv.block import Block
 from agentkv.kv.freemap import FreeMap
 from agentkv.kv.geometry import MIN_SLOTS, Geometry
 from agentkv.kv.limits import available_bytes

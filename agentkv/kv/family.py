@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING
 
 from agentkv.core.residency import Tier
 from agentkv.errors import ConfigError
-from agentkv.kv.book import NOWHERE, Block, Book
+from agentkv.kv.block import NOWHERE, Block
+from agentkv.kv.book import Book
 from agentkv.kv.geometry import Geometry
 from agentkv.kv.guard import OwnLock
 from agentkv.kv.host import HostArena
@@ -61,15 +62,20 @@ class Family:
             self.host.close()
 
     def adopt(self, book: Book, keys: Sequence[BlockKey]) -> None:
-        """Let `book` share in the leading keys' lower copies that a sibling has and it lacks."""
+        """Let `book` share in the leading keys' lower copies that a sibling has and it lacks. Behind windows that all layers
+        have, there are holes.
+        """
         if all(member.book is book for member in self.members):  # nobody to share with
             return
+        holes = bool(book.window)
         for key in keys:
             own = book.blocks.get(key)
             if own is not None and own.resident:
                 continue
             found = self._sibling(book, key)
             if found is None or (own is not None and not own.idle):
+                if holes:
+                    continue
                 return
             block = book.ensure(key, found.parent)
             for tier in LOWER:
@@ -117,7 +123,7 @@ def hand_over(session: str, *, source: Tiers, to: Tiers) -> None:
             return
         keys = [block.key for block in holding.chain]
         to._family.adopt(to._book, keys)
-        to._book.hold(session, holding.task, keys, holding.tokens, holding.used_s)
+        to._book.hold(session, holding.task, keys, holding.tokens, holding.used_s, first=holding.first)
         ours = to._book.holdings[session]
         for fact in ("template_blocks", "background", "order", "priority", "recompute_s", "expected_s", "forecast"):
             setattr(ours, fact, getattr(holding, fact))

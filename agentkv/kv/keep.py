@@ -102,6 +102,7 @@ class Keep:
         try:
             session, task, tokens = str(note["session"]), str(note["task"]), int(note["tokens"])
             keys = [bytes.fromhex(key) for key in note["keys"]]
+            first = int(note.get("first", 0))
             memo = dict(note.get("memo") or {})
             idle_s = max(0.0, self._wall_s() - float(note.get("used_at", 0)))
         except (KeyError, TypeError, ValueError) as error:
@@ -112,7 +113,7 @@ class Keep:
             there += 1
         if there == 0 or len(set(keys[:there])) != there:
             return None
-        self._book.hold(session, task, keys[:there], tokens, now_s - idle_s)
+        self._book.hold(session, task, keys[:there], tokens, now_s - idle_s, first=first)
         for key in keys[:there]:
             block = self._book.blocks[key]
             if not block.has(Tier.DISK):
@@ -183,6 +184,7 @@ class Keep:
             "tokens": holding.tokens,
             "bytes": len(keys) * self._block_bytes,
             "used_at": self._wall_s(),
+            "first": holding.first,
             "keys": keys,
             "memo": memo,
         }

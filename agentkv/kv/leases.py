@@ -10,7 +10,8 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 
 from agentkv.core.residency import Tier
-from agentkv.kv.book import NOWHERE, Block, Book
+from agentkv.kv.block import NOWHERE, Block
+from agentkv.kv.book import Book
 from agentkv.kv.device import DevicePool
 from agentkv.kv.index import BlockKey
 from agentkv.kv.streams import Event, Streams
@@ -37,13 +38,13 @@ class Leases:
         self._streams = streams
         self._now_s = now_s
 
-    def acquire(self, session: str, keys: Sequence[BlockKey]) -> Lease | None:
+    def acquire(self, session: str, keys: Sequence[BlockKey], tokens: int | None = None) -> Lease | None:
         """See `Tiers.acquire`."""
         holding = self._book.holdings.get(session)
         if holding is not None:
             holding.used_s = self._now_s()
             holding.expected_s = holding.demoted_to = holding.forecast = None
-        blocks = self.leading(keys)
+        first, blocks = self.in_sight(keys, tokens)
         for block in blocks:
             block.pins += 1
         new = [block for block in blocks if not block.has(Tier.DEVICE) and block.coming[Tier.DEVICE] == NOWHERE]
@@ -62,6 +63,7 @@ class Leases:
             loaded_blocks=len(loading),
             from_host=from_host,
             from_disk=len(new) - from_host,
+            first=first,
         )
         for block in blocks:
             block.doomed, block.refused = False, None
@@ -77,10 +79,10 @@ class Leases:
         self.hits["joined"] += len(loading) - len(new)
         return lease
 
-    def leading(self, keys: Sequence[BlockKey]) -> list[Block]:
-        """The blocks of the leading keys that have a copy here or with a sibling."""
+    def in_sight(self, keys: Sequence[BlockKey], tokens: int | None = None) -> tuple[int, list[Block]]:
+        """See `Book.in_sight`; with copies that siblings have."""
         self._transfers.family.adopt(self._book, keys)
-        return self._book.leading(keys, disk=self._transfers.stalled is None)
+        return self._book.in_sight(keys, tokens, disk=self._transfers.stalled is None)
 
     def allocate(self, n: int) -> list[int] | None:
         """See `Tiers.allocate`."""
@@ -130,11 +132,13 @@ class Leases:
         self._book.tidy(owner)
         return True
 
-    def release(self, session: str, blocks: Sequence[int], used: Event) -> None:
+    def release(self, session: str, blocks: Sequence[int], used: Event, *, behind: bool = False) -> None:
         """See `Tiers.release`."""
         for slot in blocks:
             self._device.last_use[slot] = used
             owner = self._device.owner[slot]
+            if behind and owner is not None and self._book.shed(session, owner):
+                self._transfers.fade(owner)
             if slot in self._device.private:
                 self._transfers.give(Tier.DEVICE, slot)
             elif slot in self._transfers.dead:

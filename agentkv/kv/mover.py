@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
-from agentkv.kv.book import Block
+from agentkv.kv.block import Block
 from agentkv.kv.streams import DONE, Event
 from agentkv.log import failed
 

@@ -12,7 +12,8 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 
 from agentkv.core.residency import Action, Move, Outcome, Receipt, Tier
-from agentkv.kv.book import NOWHERE, Block, Book, Holding
+from agentkv.kv.block import NOWHERE, Block
+from agentkv.kv.book import Book, Holding
 from agentkv.kv.device import DevicePool
 from agentkv.kv.mover import Job
 from agentkv.kv.ticket import Consignment
@@ -167,7 +168,7 @@ class Moves:
         task that begins with the same words.
         """
         holding = self._book.holdings.get(session)
-        template = set(holding.chain[: holding.template_blocks]) if holding is not None and keep_template else set()
+        template = set(holding.template) if holding is not None and keep_template else set()
         alone = self._book.let_go(session)
         until_s = self._now_s() + self._template_window_s
         for block in reversed(alone):

@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from agentkv.core.residency import Tier
-from agentkv.kv.book import NOWHERE, Block, Book, Holding
+from agentkv.kv.block import NOWHERE, Block
+from agentkv.kv.book import Book, Holding
 from agentkv.kv.host import HostArena
 from agentkv.kv.mover import LaneName
 

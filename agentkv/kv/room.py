@@ -11,7 +11,8 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from agentkv.core.residency import Tier
-from agentkv.kv.book import Block, Book, Holding
+from agentkv.kv.block import Block
+from agentkv.kv.book import Book, Holding
 from agentkv.kv.slab import Slab
 
 if TYPE_CHECKING:

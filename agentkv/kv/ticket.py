@@ -53,7 +53,7 @@ class Ticket:
         self._event = HostEvent()
         self._callbacks: list[Callable[[], None]] = []
         self.failed_from: int | None = None
-        """Index of the first block whose load failed: keep the blocks before it, release it and the rest."""
+        """Index (among the leased blocks) of the first one whose load failed: it and the rest are of no use."""
         if pending == 0:
             self._event.set()
 
@@ -120,7 +120,8 @@ class Ticket:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lease:
-    """Pinned device blocks for one sequence, in order; usable once the ticket is done.
+    """Pinned device blocks for one sequence, in order, from number `first` of its context on (behind a window that all
+    layers have, those before are not needed); usable once the ticket is done.
 
     `loaded_blocks` were not on the device: `from_host` and `from_disk` of them came from there (a block that another
     session was loading already counts as loaded only).
@@ -131,6 +132,12 @@ class Lease:
     loaded_blocks: int
     from_host: int
     from_disk: int
+    first: int = 0
+
+    @property
+    def end(self) -> int:
+        """So many blocks of the context need not be computed."""
+        return self.first + len(self.blocks)
 
 
 class Consignment:

@@ -36,6 +36,7 @@ from agentkv.kv.slab import Slab
 from agentkv.kv.streams import Event, Memory, Streams, streams_for
 from agentkv.kv.ticket import Lease
 from agentkv.kv.transfers import Transfers
+from agentkv.kv.window import Window
 from agentkv.log import warn_once
 
 PREFILL_TOKENS_S = 300.0
@@ -47,7 +48,7 @@ _LAST_NOTES_S = 2.0
 class Tiers(PlannerSide):
     """Blocks in device, host and disk memory. Thread-safe; a context manager.
 
-    `slab` is closed with it. With a `family` instead of `host_bytes` and `slab`, they are shared with other devices. With
+    `window_tokens`: the model's, if all of its layers have one. `slab` is closed with it. With a `family` instead of `host_bytes` and `slab`, they are shared with other devices. With
     `threads=False` nothing moves but by `pump()`, for tests. Raises ConfigError on sizes that cannot work.
     """
 
@@ -57,6 +58,7 @@ class Tiers(PlannerSide):
         geometry: Geometry,
         device: str = "cpu",
         device_bytes: int,
+        window_tokens: int = 0,
         host_bytes: int = 0,
         slab: Slab | None = None,
         family: Family | None = None,
@@ -78,7 +80,8 @@ class Tiers(PlannerSide):
         self._family = family
         self._host, self._slab = family.host, family.slab
         self._clock: Clock = clock or SystemClock()
-        self._book = Book()
+        self.window = Window(tokens=window_tokens)
+        self._book = Book(self.window)
         self._guard = Guard(family.lock)
         self._lock, self._locked = self._guard.lock, self._guard.locked
         self._pressed = False
@@ -147,20 +150,24 @@ class Tiers(PlannerSide):
 
     # -- the engine's side
 
-    def match(self, keys: Sequence[BlockKey]) -> int:
-        """How many leading keys have a copy in some tier."""
+    def match(self, keys: Sequence[BlockKey], tokens: int | None = None) -> int:
+        """How many leading keys make a context that can be gone on with: all that its next token sees has a copy in some
+        tier. `tokens`: the length of all their content, if the last one is partial.
+        """
         with self._lock:
-            return len(self._leases.leading(keys))
+            first, blocks = self._leases.in_sight(keys, tokens)
+            return first + len(blocks)
 
-    def acquire(self, session: str, keys: Sequence[BlockKey]) -> Lease | None:
-        """Pin the leading blocks that are in some tier for a running sequence, and load those that the device lacks.
+    def acquire(self, session: str, keys: Sequence[BlockKey], tokens: int | None = None) -> Lease | None:
+        """Pin the blocks of the context that `match` finds for a running sequence, as far as its next token sees them, and
+        load those that the device lacks.
 
         A block that is being loaded for somebody else is waited for, not loaded twice (R9). None if the device has
         no room at the moment: then nothing is pinned and nothing moves, `on_room` tells when to try again.
         """
         with self._locked():
             self._refuse_if_closed()
-            return self._leases.acquire(session, keys)
+            return self._leases.acquire(session, keys, tokens)
 
     def allocate(self, n: int) -> list[int] | None:
         """`n` device blocks that only the caller knows, neighbours where possible.
@@ -198,12 +205,12 @@ class Tiers(PlannerSide):
     def _copy_block(self, source: int, to: int) -> None:
         self.pool[to].copy_(self.pool[source])
 
-    def release(self, session: str, blocks: Sequence[int], *, used: Event) -> None:
+    def release(self, session: str, blocks: Sequence[int], *, used: Event, behind: bool = False) -> None:
         """A sequence needs these device blocks no more: keyed ones are unpinned, private ones freed. `used` is after
-        its last read by compute (R2).
+        its last read by compute (R2). `behind`: all windows have passed them, in order.
         """
         with self._locked():
-            self._leases.release(session, blocks, used)
+            self._leases.release(session, blocks, used, behind=behind)
             self._guard.room_changed = True
 
     def hold(
@@ -218,15 +225,21 @@ class Tiers(PlannerSide):
         order: int = 0,
         priority: int = 0,
     ) -> None:
-        """What the session's context consists of now, in order. Blocks that no session holds any more are freed.
+        """What the session's context consists of now, in order. Blocks that no session holds any more are freed; those that
+        all windows have passed are not held, and stay on the device until somebody needs the room.
 
         `template_tokens`: so many of its first tokens are a template that other tasks begin with. `background`: a
         side branch that nobody waits for. `order`: its task's place in order of arrival. `priority`: of its calls.
         """
         with self._locked():
-            for block in self._book.hold(session, task, keys, tokens, self._clock.now_s()):
+            first = self.window.first_seen(tokens)
+            past, now_s = keys[:first], self._clock.now_s()
+            for block in self._book.hold(session, task, keys[first:], tokens, now_s, past=past, first=first):
                 self._transfers.forget(block)
             holding = self._book.holdings[session]
+            for block in list(holding.past.values()):
+                if not block.holders and block.in_lower_tiers:
+                    self._transfers.fade(block)
             holding.template_blocks = template_tokens // BLOCK_TOKENS
             holding.background, holding.order, holding.priority = background, order, priority
             holding.recompute_s = self._recompute_s(tokens)

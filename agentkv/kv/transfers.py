@@ -14,7 +14,8 @@ from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
 
 from agentkv.core.residency import Tier
-from agentkv.kv.book import NOWHERE, Block, Book, Holding
+from agentkv.kv.block import NOWHERE, Block
+from agentkv.kv.book import Book, Holding
 from agentkv.kv.device import DevicePool
 from agentkv.kv.family import LOWER, Family
 from agentkv.kv.mover import Job, Lane, LaneName
@@ -282,6 +283,8 @@ class Transfers:
     def _rest(self, block: Block) -> None:
         if block.doomed and block.idle:
             self.forget(block)
+        elif block.behind and not block.holders and block.idle:
+            self.fade(block)
         self.book.tidy(block)
 
     def _arrived(self, block: Block, tier: Tier, *, upwards: bool) -> None:
@@ -341,6 +344,16 @@ class Transfers:
             if block.has(tier):
                 self.give(tier, self.book.vacate(block, tier))
         self.counts["forgotten"] += 1
+        self.book.tidy(block)
+
+    def fade(self, block: Block) -> None:
+        """The windows of all its sessions have passed the block: it is not kept below the device any more. What is there stays
+        for a prompt that goes back, and is the first to make room.
+        """
+        self.counts["faded"] += 1
+        for tier in LOWER:
+            if block.evictable(tier):
+                self.give(tier, self.book.vacate(block, tier))
         self.book.tidy(block)
 
     def abandon(self) -> None:

@@ -5,7 +5,7 @@ import random
 import pytest
 
 from agentkv.core.forecast import Forecast
-from agentkv.kv.book import Block
+from agentkv.kv.block import Block
 from agentkv.kv.geometry import BLOCK_TOKENS
 from agentkv.policy import RULES, make_rules
 

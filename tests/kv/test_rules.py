@@ -9,7 +9,7 @@ from __future__ import annotations
 import pytest
 
 from agentkv.core.residency import Action, Tier
-from agentkv.kv.book import Block
+from agentkv.kv.block import Block
 from agentkv.kv.streams.adversarial import AdversarialStreams
 from agentkv.kv.transfers import Transfers
 

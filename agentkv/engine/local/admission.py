@@ -14,7 +14,8 @@ from dataclasses import dataclass
 from agentkv.clock import Clock
 from agentkv.core.forecast import Forecast
 from agentkv.core.residency import Tier
-from agentkv.engine.local.sequence import Sequence, blocks_for
+from agentkv.engine.local.sequence import Sequence
+from agentkv.kv.window import Window
 from agentkv.policy.schedule import Admit, Claims, Demand, Place, competes, without_loss
 
 ANSWERED_S = 0.5
@@ -33,12 +34,15 @@ class Claim:
 
 
 class Admission:
-    """What each tier holds, in blocks. `admit` may be set at any time; `always`: nobody waits outside."""
+    """What each tier holds, in blocks; of a context whose layers all have a `window`, only what that shows is kept. `admit` may be set at any time; `always`: nobody waits outside."""
 
-    def __init__(self, blocks: dict[Tier, int], *, block_bytes: int, clock: Clock) -> None:
+    def __init__(
+        self, blocks: dict[Tier, int], *, block_bytes: int, clock: Clock, window: Window | None = None
+    ) -> None:
         self.admit: Admit = without_loss
         self._tiers = blocks
         self._block_bytes = block_bytes
+        self._blocks_for = (window or Window()).live_blocks
         self._clock = clock
         self._claims: dict[str, Claim] = {}
         self._total = 0
@@ -47,7 +51,7 @@ class Admission:
     def note(self, sequence: Sequence) -> None:
         """The session's context is what the sequence has computed."""
         now_s = self._clock.now_s()
-        claim = Claim(sequence.rank[:2], blocks_for(sequence.computed), now_s, now_s)
+        claim = Claim(sequence.rank[:2], self._blocks_for(sequence.computed), now_s, now_s)
         with self._lock:
             before = self._claims.get(sequence.session.key)
             self._total += claim.blocks - (before.blocks if before else 0)
@@ -85,7 +89,7 @@ class Admission:
         Answers hold for one round: claims are looked at once, and only if all that there ever were might be too many.
         """
         calls = {one.session.key: one for one in here}
-        present = [(one.rank[:2], blocks_for(len(one.ids) + 1)) for one in calls.values()]
+        present = [(one.rank[:2], self._blocks_for(len(one.ids) + 1)) for one in calls.values()]
         most = self._total + sum(size for _, size in present)
         found: list[Claims] = []
 
@@ -108,7 +112,7 @@ class Admission:
     def _demand(self, sequence: Sequence, ahead: float) -> Demand:
         size = self._block_bytes
         return Demand(
-            own_bytes=blocks_for(len(sequence.ids) + 1) * size,
+            own_bytes=self._blocks_for(len(sequence.ids) + 1) * size,
             ahead_bytes=ahead * size,
             device_bytes=self._tiers[Tier.DEVICE] * size,
             host_bytes=self._tiers[Tier.HOST] * size,

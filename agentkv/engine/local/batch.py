@@ -16,11 +16,11 @@ from agentkv.clock import Clock
 from agentkv.core.residency import Tier
 from agentkv.engine.local.admission import Admission
 from agentkv.engine.local.runner import Span
-from agentkv.engine.local.sequence import Sequence, blocks_for, in_order
+from agentkv.engine.local.seats import Seats
+from agentkv.engine.local.sequence import Sequence, in_order
 from agentkv.kv.geometry import BLOCK_TOKENS
-from agentkv.kv.index import BlockKey
 from agentkv.kv.streams import Event
-from agentkv.kv.ticket import Ticket
+from agentkv.kv.ticket import Lease, Ticket
 from agentkv.kv.tiers import Tiers
 
 PATIENCE_S = 0.05
@@ -50,13 +50,17 @@ class Batch:
         kv = tiers.stats()
         sizes = {tier: (kv[tier.name.lower()] or {}).get("blocks", 0) for tier in (Tier.HOST, Tier.DISK)}
         self.admission = Admission(
-            {Tier.DEVICE: tiers.num_blocks, **sizes}, block_bytes=tiers.geometry.block_bytes, clock=clock
+            {Tier.DEVICE: tiers.num_blocks, **sizes},
+            block_bytes=tiers.geometry.block_bytes,
+            window=tiers.window,
+            clock=clock,
         )
         self._tiers = tiers
+        self._seats = Seats(tiers, chunk_tokens=chunk_tokens)
+        self.take_fresh = self._seats.take_fresh
         self._clock = clock
         self._chunk_tokens = chunk_tokens
         self._max_batch = max_batch
-        self._fresh: list[int] = []
         self._starving_since_s: float | None = None
 
     def everyone(self) -> list[Sequence]:
@@ -98,11 +102,11 @@ class Batch:
             self._distrust(sequence, ticket.failed_from)
 
     def _distrust(self, sequence: Sequence, failed_from: int) -> None:
-        """A load failed: from that block on everything is computed again."""
-        sequence.trusted_blocks = failed_from
-        sequence.cached_tokens = min(sequence.cached_tokens or 0, failed_from * BLOCK_TOKENS)
+        """A load failed: from that one of its leased blocks on, nothing is taken from the tiers."""
+        sequence.trusted_blocks = sequence.passed + failed_from
+        sequence.cached_tokens = min(sequence.cached_tokens or 0, sequence.trusted_blocks * BLOCK_TOKENS)
         self.waiting.append(sequence)
-        self._give_up(sequence)
+        self._seats.give_up(sequence)
 
     def confirm(self, turns: Seq[Turn]) -> list[Turn]:
         """After the step: the turns whose loads have all ended well. Others, which computed on nonsense, start again."""
@@ -131,27 +135,14 @@ class Batch:
     def _seat(self, sequence: Sequence) -> bool:
         """Give the sequence all its blocks, or change nothing and return False."""
         now_s = self._clock.now_s()
-        keys, partial = self._findable(sequence)
-        lease = self._tiers.acquire(sequence.session.key, keys)
+        lease = self._seats.take(sequence, beside_others=bool(self.running or self.loading))
         if lease is None:
             return False
-        partial = partial and len(lease.blocks) == len(keys)
-        spare = 1 if self.running or self.loading else 0  # no admission that the next grown block would undo
-        private = self._tiers.allocate(blocks_for(len(sequence.ids)) - len(lease.blocks) + partial + spare)
-        if private is None:
-            self._tiers.release(sequence.session.key, lease.blocks, used=self._tiers.streams.record())
-            return False
-        if spare:
-            self._tiers.release(sequence.session.key, [private.pop()], used=self._tiers.streams.record())
-        if partial:
-            sequence.spare = private.pop()
-        self._fresh += private[-1:]  # a decode batch reads the end of the last block: it must be finite
-        sequence.blocks = [*lease.blocks, *private]
-        sequence.committed = len(lease.blocks) - partial
-        sequence.computed = sequence.tail_tokens if partial else sequence.committed * BLOCK_TOKENS
         if sequence.cached_tokens is None:
             sequence.cached_tokens = sequence.computed
-            sequence.loaded = {"host": lease.from_host, "disk": lease.from_disk}
+            sequence.loaded = _by_tier(lease)
+        elif sequence.trusted_blocks is not None:  # a load had failed
+            sequence.cached_tokens = min(sequence.cached_tokens, sequence.computed)
         sequence.restored_blocks += lease.loaded_blocks
         sequence.clock.spend("queued_s", now_s)
         self.waiting.remove(sequence)
@@ -160,18 +151,6 @@ class Batch:
         if lease.ticket.ready:
             self._collect()
         return True
-
-    def _findable(self, sequence: Sequence) -> tuple[list[BlockKey], bool]:
-        """The keys to ask the tiers for. True: the last one is of the partial block with which the session ended."""
-        keys, trusted = sequence.reusable_keys(), sequence.trusted_blocks
-        full = sequence.tail_tokens // BLOCK_TOKENS
-        if sequence.tail_tokens >= len(sequence.ids) or (trusted is not None and trusted <= full):
-            return keys, False
-        partial = sequence.partial_key(sequence.tail_tokens)
-        if partial is None or self._tiers.match(keys[: full + 1]) != full:
-            return keys, False
-        ended = [*keys[:full], partial]
-        return (ended, True) if self._tiers.match(ended) == len(ended) else (keys, False)
 
     def _start(self, sequence: Sequence, ticket: Ticket) -> None:
         """Every load of the sequence is on its stream: it computes behind them (R7)."""
@@ -206,6 +185,10 @@ class Batch:
             elif count == 0:
                 continue
             else:
+                count = self._prefill(sequence, count)
+                if count == 0:
+                    starved = True
+                    continue
                 left -= count
             end = sequence.computed + count
             span = Span(
@@ -220,6 +203,13 @@ class Batch:
             self._starving_since_s = None
         return [turn for turn in turns if turn.sequence in self.running]
 
+    def _prefill(self, sequence: Sequence, count: int) -> int:
+        """So many of the next `count` prompt tokens can be computed now."""
+        placed = self._seats.room_for(sequence, count)
+        if placed or not self._grow(sequence):
+            return placed
+        return self._seats.room_for(sequence, count)
+
     def _draft(self, sequence: Sequence, most: int) -> Seq[int]:
         """Guesses for a sequence that decodes; as many as there is room for without anybody giving way."""
         most = min(most, sequence.answer.left_tokens - 1)
@@ -228,28 +218,21 @@ class Batch:
             room = len(sequence.blocks) * BLOCK_TOKENS - len(sequence.ids)
             if room >= len(draft):
                 break
-            new = self._tiers.allocate(1)
-            if new is None:
+            if not self._seats.grow(sequence):
                 return draft[:room]
-            sequence.blocks += new
-            self._fresh += new
         return draft
 
     def _grow(self, sequence: Sequence) -> bool:
         """Make sure that the next token has a place."""
-        if len(sequence.blocks) * BLOCK_TOKENS >= len(sequence.ids):
+        if len(sequence.blocks) * BLOCK_TOKENS > sequence.computed or self._seats.grow(sequence):
             return True
-        new = self._tiers.allocate(1)
-        if new is None and self._out_of_patience():
-            youngest = in_order([*self.running, *self.loading])[-1]
-            if youngest is not sequence:
-                self.send_back(youngest)
-                new = self._tiers.allocate(1)
-        if new is None:
+        if not self._out_of_patience():
             return False
-        sequence.blocks += new
-        self._fresh += new
-        return True
+        youngest = in_order([*self.running, *self.loading])[-1]
+        if youngest is sequence:
+            return False
+        self.send_back(youngest)
+        return self._seats.grow(sequence)
 
     def _out_of_patience(self) -> bool:
         now_s = self._clock.now_s()
@@ -259,11 +242,6 @@ class Batch:
             return False
         self._starving_since_s = now_s
         return True
-
-    def take_fresh(self) -> list[int]:
-        """Blocks to be cleared before the next forward."""
-        fresh, self._fresh = self._fresh, []
-        return fresh
 
     def commit(self, turns: Seq[Turn], written: Event) -> None:
         """The step is computed and its tokens are chosen: full blocks become immutable and findable.
@@ -275,15 +253,15 @@ class Batch:
             sequence.computed = min(turn.span.end, len(sequence.ids) - 1) if turn.span.sample else turn.span.end
             sequence.reached_tokens = max(sequence.reached_tokens, sequence.computed)
             full = sequence.computed // BLOCK_TOKENS
-            if full == sequence.committed:
-                continue
-            sequence.extend_keys()
+            if full != sequence.committed:
+                sequence.extend_keys()
             for place in range(sequence.committed, full):
                 parent = sequence.keys[place - 1] if place else None
                 sequence.blocks[place] = self._tiers.commit(
                     sequence.session.key, sequence.blocks[place], sequence.keys[place], parent, written
                 )
             sequence.committed = full
+            self._seats.pass_by(sequence, written)
 
     # -- leaving
 
@@ -297,13 +275,13 @@ class Batch:
         self.keep_tail(sequence)
         self.hold(sequence)
         sequence.tail_tokens = sequence.computed or sequence.tail_tokens
-        self._give_up(sequence)
+        self._seats.give_up(sequence)
         self.waiting.append(sequence)
 
     def leave(self, sequence: Sequence) -> None:
         """The call has ended, well or not: it has no blocks any more and is in no list."""
         self.strike(sequence)
-        self._give_up(sequence)
+        self._seats.give_up(sequence)
 
     def strike(self, sequence: Sequence) -> None:
         """Nobody computes the call any more, whatever becomes of its blocks."""
@@ -345,14 +323,11 @@ class Batch:
             priority=-sequence.rank[0],
         )
 
-    def _give_up(self, sequence: Sequence) -> None:
-        blocks, sequence.blocks = sequence.blocks, []
-        if sequence.spare is not None:
-            blocks.append(sequence.spare)
-        sequence.spare = sequence.tail = None
-        gone = set(blocks)
-        self._fresh = [block for block in self._fresh if block not in gone]
-        sequence.ticket = None
-        sequence.computed = sequence.committed = 0
-        if blocks:
-            self._tiers.release(sequence.session.key, blocks, used=self._tiers.streams.record())
+
+def _by_tier(lease: Lease) -> dict[str, int]:
+    """Blocks that were not on the device, by where they were; those that a window has passed came with the slowest."""
+    loaded = {"host": lease.from_host, "disk": lease.from_disk}
+    slowest = "disk" if lease.from_disk else "host" if lease.from_host else None
+    if slowest is not None:
+        loaded[slowest] += lease.first
+    return loaded

@@ -36,7 +36,6 @@ from agentkv.engine.local.timing import book_step
 from agentkv.engine.local.writing import Fresh, write
 from agentkv.errors import Closed, ConfigError, ModelError
 from agentkv.kv.family import Family
-from agentkv.kv.geometry import BLOCK_TOKENS
 from agentkv.kv.index import root_key
 from agentkv.kv.streams import Event, Streams
 from agentkv.kv.tiers import Tiers
@@ -96,6 +95,7 @@ class LocalEngine:
                 geometry=model.geometry,
                 device=str(model.device),
                 device_bytes=device_memory,
+                window_tokens=model.window_tokens,
                 host_bytes=host_memory,
                 slab=slab,
                 family=family,
@@ -111,7 +111,7 @@ class LocalEngine:
         self._restores = Restores()
         self._persist = persist
         revive(self.tiers, self._sessions, self.model)
-        pool_tokens = self.tiers.num_blocks * BLOCK_TOKENS
+        pool_tokens = self.tiers.window.longest(self.tiers.num_blocks)
         self.context_tokens = min(model.context_tokens, pool_tokens)
         """The most that a prompt and its answer may have together, by the model and by the device memory."""
         self._intake = Intake(

@@ -32,6 +32,12 @@ def windows(config: Any) -> tuple[int, ...]:
     return (window if getattr(text, "use_sliding_window", True) else 0,) * layers
 
 
+def window_tokens(config: Any) -> int:
+    """How far back the layer sees that sees furthest, the token itself included; 0: one of them sees everything."""
+    found = windows(config)
+    return max(found) if all(found) else 0
+
+
 def rope_kinds(config: Any) -> set[str]:
     """The rotary embeddings of all layers, by transformers' names."""
     return {str(rope.get("rope_type", rope.get("type", "default"))) for rope in _ropes(config)}

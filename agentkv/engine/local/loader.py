@@ -18,7 +18,7 @@ import torch
 
 from agentkv.engine.local.convert import cache_folder, converted, doubtful_tokenizer
 from agentkv.engine.local.dtypes import cpu_dtype, device_of, dtype_of, name_of
-from agentkv.engine.local.features import context_tokens
+from agentkv.engine.local.features import context_tokens, window_tokens
 from agentkv.engine.local.gguf_file import find_gguf, read_gguf
 from agentkv.engine.local.identity import fingerprint
 from agentkv.engine.local.quantised import method_of, require
@@ -55,6 +55,8 @@ class LoadedModel:
     vocabulary: int
     eos_ids: frozenset[int]
     unknown: frozenset[int] = frozenset()
+    window_tokens: int = 0
+    """How far back the layer sees that sees furthest; 0: one of them sees everything."""
     suggested: Mapping[str, Any] = field(default_factory=dict)
 
     def about(self) -> dict[str, Any]:
@@ -64,6 +66,7 @@ class LoadedModel:
             "device": str(self.device),
             "dtype": self.geometry.dtype,
             "context_tokens": self.context_tokens,
+            "window_tokens": self.window_tokens,
             "vocabulary": self.vocabulary,
             "eos_ids": sorted(self.eos_ids),
             "suggested_sampling": dict(self.suggested),
@@ -114,6 +117,7 @@ def load_model(
         geometry=geometry,
         fingerprint=fingerprint(folder, geometry),
         context_tokens=_context_tokens(config, tokenizer, say),
+        window_tokens=window_tokens(config),
         vocabulary=min(rows, max(ids, default=rows - 1) + 1),
         eos_ids=eos_ids(folder, tokenizer),
         unknown=frozenset(id_ for id_ in ids if id_ >= rows),

@@ -92,6 +92,8 @@ class Sequence:
     reached_tokens: int = 0
     """The most that `computed` ever was after a step of this call."""
     committed: int = 0
+    passed: int = 0
+    """So many first blocks no layer's window shows any more: their places in `blocks` are empty."""
     blocks: list[int] = field(default_factory=list)
     keys: list[BlockKey] = field(default_factory=list)
     ticket: Ticket | None = None
@@ -178,10 +180,10 @@ class Sequence:
             restored_bytes=self.restored_blocks * block_bytes,
             cached_by=self._by_tier(self.usage().cached_tokens),
             logprobs=tuple(answer.logprobs),
-            drafted_tokens=self.drafter.drafted if self.drafter else 0,
-            accepted_tokens=self.drafter.accepted if self.drafter else 0,
             unfinished=answer.unfinished,
             reasoning=answer.aside.thought,
+            drafted_tokens=self.drafter.drafted if self.drafter else 0,
+            accepted_tokens=self.drafter.accepted if self.drafter else 0,
         )
 
     def spent(self) -> Reported:

@@ -135,7 +135,7 @@ def test_a_session_that_was_offloaded_goes_on_with_the_same_tokens(case, family,
         again = engine.submit(ask(longer, 12, task="2")).result(60)
         assert one.greedy(longer, 12) == list(again.token_ids)
         assert again.usage.cached_tokens >= 112  # the control: it was reused, and it came from the host
-        assert engine.stats()["kv"]["hits"]["host"] >= 7
+        assert engine.stats()["kv"]["hits"]["host"] >= (2 if one.loaded.window_tokens else 7)
         engine.tiers.check()
 
 
@@ -152,7 +152,8 @@ def test_windows_are_crossed_by_prompts_answers_and_reloads(case, at, ask, park,
         longer = prompt + first.text + "?"
         second = engine.submit(ask(longer, 20, task="t")).result(60)
         assert one.greedy(longer, 20) == list(second.token_ids)
-        assert engine.stats()["kv"]["hits"]["disk"] >= length // 16  # the control
+        seen = length // 16 if family != "mistral-window" else min(2, length // 16)  # the rest is behind all windows
+        assert engine.stats()["kv"]["hits"]["disk"] >= seen  # the control
 
 
 @pytest.mark.parametrize("family", ["mistral-window", "gemma2"])
