@@ -22,25 +22,31 @@ from agentkv.adapters.base import Unreachable
 _PIECE_BYTES = 65_536
 
 
-class _Timed:
-    """What a socket needs for that; `ends_s` on the monotonic clock."""
+def _left_s(ends_s: float) -> float:
+    left_s = ends_s - time.monotonic()
+    if left_s <= 0:
+        raise TimeoutError
+    return left_s
+
+
+class _Plain(socket.socket):
+    """Over TCP. Every wait for something to read ends at `ends_s`, on the monotonic clock."""
 
     ends_s = 0.0
 
     def recv_into(self, *args: Any, **options: Any) -> int:
-        left_s = self.ends_s - time.monotonic()
-        if left_s <= 0:
-            raise TimeoutError
-        self.settimeout(left_s)  # type: ignore[attr-defined]  the socket's own
-        return cast("int", super().recv_into(*args, **options))  # type: ignore[misc]  the socket's own
+        self.settimeout(_left_s(self.ends_s))
+        return super().recv_into(*args, **options)
 
 
-class _Plain(_Timed, socket.socket):
-    """Over TCP."""
+class _Secure(ssl.SSLSocket):
+    """Over TLS, the same."""
 
+    ends_s = 0.0
 
-class _Secure(_Timed, ssl.SSLSocket):
-    """Over TLS."""
+    def recv_into(self, *args: Any, **options: Any) -> int:
+        self.settimeout(_left_s(self.ends_s))
+        return super().recv_into(*args, **options)
 
 
 class Connection:
@@ -109,7 +115,7 @@ class Connection:
     def _opened(self, ends_s: float) -> bool:
         """Whether it was open; a kept connection that the server has closed is not."""
         held = self._http.sock
-        if isinstance(held, _Timed) and self._kept and not _has_news(held):
+        if isinstance(held, _Plain | _Secure) and self._kept and not _has_news(held):
             held.ends_s = ends_s
             held.settimeout(max(1e-3, ends_s - time.monotonic()))
             return True
@@ -120,7 +126,7 @@ class Connection:
         except (OSError, ValueError, UnicodeError) as error:
             raise Unreachable(f"{self._http.host}:{self._http.port}: {type(error).__name__}") from None
         made: Any = self._http.sock
-        if not isinstance(made, _Timed):
+        if not isinstance(made, _Plain | _Secure):
             made = self._http.sock = _Plain(made.family, made.type, made.proto, fileno=made.detach())
         made.ends_s = ends_s
         made.settimeout(max(1e-3, ends_s - time.monotonic()))

@@ -16,6 +16,7 @@ from typing import Any
 from agentkv.engine.bounded import bound
 
 _ASKED_AGAIN = frozenset({400, 422})
+_FOREVER_S = 86_400.0
 _NOT_SENT = frozenset({"ConnectError", "ConnectTimeout", "PoolTimeout", "UnsupportedProtocol", "ProxyError"})
 repeating: ContextVar[Callable[[bool], None] | None] = ContextVar("agentkv_repeating", default=None)
 """Called before a call that was submitted here is tried again (True: the try before may have been paid for); what it
@@ -70,12 +71,19 @@ def noting_async_client(
 
         async def _noted(self, request: Any, **options: Any) -> Any:
             began_s = time.monotonic()
+            within_s = _within_s(request)
+            request.headers["accept-encoding"] = "identity"
             try:
-                response = await super().send(request, **options)
+                async with asyncio.timeout(within_s):  # a head that drips resets the library's own time-out
+                    response = await super().send(request, **options)
+                bound(response, within_s=began_s + within_s - time.monotonic())
+            except TimeoutError:
+                late = _library(request).ReadTimeout(f"no answer had begun after {within_s:g} s", request=request)
+                _note(note, late, request, began_s)
+                raise late from None
             except BaseException as error:
                 _note(note, error, request, began_s)
                 raise
-            bound(response)
             _note(note, response, request, began_s)
             return response
 
@@ -102,6 +110,16 @@ def noting_client(note: Callable[[FailedTry], None], refuses: Callable[[], str] 
     return Noting()
 
 
+def _within_s(request: Any) -> float:
+    """The caller's own time-out."""
+    within_s = request.extensions.get("timeout", {}).get("read")
+    return _FOREVER_S if within_s is None else float(within_s)
+
+
+def _library(request: Any) -> Any:
+    return import_module(type(request).__module__.partition(".")[0])
+
+
 def _is_repeated(request: Any) -> bool:
     """The openai package numbers its tries."""
     return str(request.headers.get("x-stainless-retry-count", "0")) != "0"
@@ -109,7 +127,7 @@ def _is_repeated(request: Any) -> bool:
 
 def _refusal(request: Any, why: str) -> Any:
     """An answer after which the openai package does not try again, of whichever HTTP library it uses."""
-    library: Any = import_module(type(request).__module__.partition(".")[0])
+    library = _library(request)
     told = {"error": {"message": why, "type": "budget_exceeded"}}
     return library.Response(402, headers={"x-should-retry": "false"}, json=told, request=request)
 

@@ -29,6 +29,7 @@ from agentkv.core.usage import Timing, Usage
 from agentkv.engine.attempts import FailedTry, noting_async_client, repeating
 from agentkv.engine.base import Attempt, Chunk, Generation, Request, Stream, refuse_unless
 from agentkv.engine.loop import LoopThread
+from agentkv.engine.silence import silence
 from agentkv.engine.wire import PASSED_ON, Gathered, call_arguments, texts_of
 from agentkv.errors import Closed, ConfigError, RemoteError, RequestInvalid
 
@@ -109,6 +110,7 @@ class RemoteEngine:
     The key is `api_key`, else the environment's OPENAI_API_KEY, else none; it is never logged nor part of an error.
     `count(text)` counts tokens where the server reports no usage (default: `context.tokens.count_text`); such a Generation is marked `estimated`, and
     `stats()["estimated_calls"]` counts them. At most `max_parallel` calls are under way, the others queue.
+    `timeout_s`: so long nothing of an answer may come, at its beginning and on the way (comments and empty chunks are nothing).
     `max_tokens_field`: newer hosted models want "max_completion_tokens". `reach`: for whoever else speaks to the server.
     """
 
@@ -138,6 +140,7 @@ class RemoteEngine:
         self._reach = dict(reach or {})
         self._shown_url = re.sub(r"//[^/@]*@", "//", base_url)  # without a password
         self._key = api_key or os.environ.get("OPENAI_API_KEY") or ""
+        self._timeout_s = timeout_s
         self._client = openai.AsyncOpenAI(
             base_url=base_url,
             api_key=self._key or "none",
@@ -292,12 +295,14 @@ class RemoteEngine:
         async with await self._open(request) as chunks:
             call.opened = True
             stream.attempts = self._attempts(call.failed, request)  # the caller may cancel from here on
-            async for chunk in chunks:
-                text = gathered.take(chunk)
-                if first_s is None and gathered.written:
-                    first_s = self._clock.now_s()
-                if text:
-                    stream.push(Chunk(text=text))
+            async with silence(self._timeout_s) as heard:
+                async for chunk in chunks:
+                    text = gathered.take(chunk)
+                    heard(gathered.said)
+                    if first_s is None and gathered.written:
+                        first_s = self._clock.now_s()
+                    if text:
+                        stream.push(Chunk(text=text))
         reason, calls = gathered.end()
         spent = self._spent(request, call)
         self._counts["estimated_calls"] += spent.estimated

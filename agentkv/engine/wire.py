@@ -131,6 +131,8 @@ class Gathered:
         self.text = ""
         self.thought = ""
         self.model = ""
+        self.said = 0
+        """Grows with every chunk that says something new."""
         self._report: dict[str, Any] = {}
         self._counted_to = 0
         self._reason: str | None = None
@@ -140,18 +142,20 @@ class Gathered:
     def take(self, chunk: Any) -> str:
         """Note what a chunk says and return its text."""
         self.model = getattr(chunk, "model", None) or self.model
-        text = ""
+        text, reason, thought = "", self._reason, len(self.thought)
         for choice in getattr(chunk, "choices", None) or []:
             self._reason = getattr(choice, "finish_reason", None) or self._reason
             delta = getattr(choice, "delta", None)
             self.thought += _thought(delta)
             text += (getattr(choice, "text", None) if delta is None else getattr(delta, "content", None)) or ""
             for part in getattr(delta, "tool_calls", None) or []:
-                self._take_call(part)
+                self.said += self._take_call(part)
         self.text += text
+        self.said += len(text) + len(self.thought) - thought + (self._reason != reason)
         report = report_in(chunk)
         if report:
-            self._report = merged(self._report, report)
+            earlier, self._report = self._report, merged(self._report, report)
+            self.said += earlier != self._report
             if report.keys() & {"usage", "timings"} and reported(report) is not None:
                 self._counted_to = len(self.written) + len(self.thought)
         return text
@@ -174,8 +178,11 @@ class Gathered:
         usage = replace(usage, output_tokens=max(usage.output_tokens, said))
         return replace(told, usage=usage, estimated=True)
 
-    def _take_call(self, part: Any) -> None:
-        """A part belongs to the call of its index; a new id under an old index is a new call (some servers send 0)."""
+    def _take_call(self, part: Any) -> int:
+        """A part belongs to the call of its index; a new id under an old index is a new call (some servers send 0).
+
+        How much it said.
+        """
         index = getattr(part, "index", None)
         part_id = getattr(part, "id", None) or ""
         place = self._place.get(index) if index is not None else None
@@ -188,8 +195,10 @@ class Gathered:
                 self._place[index] = place
         call, function = self._calls[place], getattr(part, "function", None)
         call.id = call.id or part_id
-        call.name += getattr(function, "name", None) or ""
-        call.arguments += getattr(function, "arguments", None) or ""
+        name, arguments = getattr(function, "name", None) or "", getattr(function, "arguments", None) or ""
+        call.name += name
+        call.arguments += arguments
+        return len(name) + len(arguments)
 
     @property
     def written(self) -> str:
