@@ -21,7 +21,9 @@ _FORGET = """
     AND NOT EXISTS (SELECT 1 FROM agentkv_budget_wait w WHERE w.digest = agentkv_budget.digest)
     AND NOT EXISTS (SELECT 1 FROM agentkv_task t JOIN agentkv_fact f ON f.task_id = t.id
                     WHERE t.digest = agentkv_budget.digest)
+    AND task NOT LIKE 'key:%'
 """
+"""An API key's accounts (`runtime/keybudgets.py`) stay: what it has spent is spent. A row for each day of use is little."""
 
 
 def forget_accounts(database: Database, *, older_than_s: float) -> int:

@@ -10,9 +10,12 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import UTC, date, datetime, timedelta, tzinfo
 from decimal import Decimal
+from typing import Literal
 
 from agentkv.budget.facts import ModelCall
+from agentkv.errors import ConfigError
 
+Period = Literal["ever", "day", "month"]
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
@@ -38,6 +41,22 @@ def day_start_ms(day: date, zone: tzinfo | None = None) -> int:
     """The first moment of the day; where the clocks skip midnight, the first after it."""
     midnight = datetime(day.year, day.month, day.day, tzinfo=zone)
     return round(midnight.timestamp() * 1000)
+
+
+def period_of(at_ms: int, per: Period, zone: tzinfo | None = None) -> str:
+    """The day or month in which this moment fell, as "2026-11-30" or "2026-11"; "" for ever."""
+    day = day_of(at_ms, zone)
+    return {"ever": "", "day": f"{day}", "month": f"{day:%Y-%m}"}[per]
+
+
+def zone_of(name: str, *, what: str) -> tzinfo:
+    """The zone of that name. Raises ConfigError, which names `what`."""
+    from zoneinfo import ZoneInfo
+
+    try:
+        return ZoneInfo(name)
+    except (ValueError, OSError, KeyError):
+        raise ConfigError(f"{what} {name!r} is no time zone; write for instance Europe/Berlin or UTC") from None
 
 
 def zone_name(zone: tzinfo | None) -> str:

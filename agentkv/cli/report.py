@@ -168,12 +168,9 @@ def _all(saved: Store, *, as_json: bool, moment_ms: int | None, zone: tzinfo | N
 
 
 def _zone(name: str) -> tzinfo:
-    from zoneinfo import ZoneInfo
+    from agentkv.budget.days import zone_of
 
-    try:
-        return ZoneInfo(name)
-    except (ValueError, OSError, KeyError):
-        raise ConfigError(f"--zone {name!r} is no time zone; write for instance Europe/Berlin or UTC") from None
+    return zone_of(name, what="--zone")
 
 
 def _since(text: str, zone: tzinfo | None) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -37,6 +38,14 @@ class Accounts:
             is_new = not self._ledger.rows(task)
             return Account(task, budget, clock=self._clock, before=partial(self._before, task) if is_new else None)
         return Account(task, budget, clock=self._clock, purse=self._shared().of(task, budget))
+
+    def lasting(self, name: str, budget: Budget) -> Account:
+        """An account of many tasks together. Where the ledger is in a database it outlives this process, and other
+        processes with that ledger share it.
+        """
+        if getattr(self._ledger.store, "database", None) is None:
+            return Account(name, budget, clock=self._clock)
+        return Account(name, budget, clock=self._clock, purse=self._shared().of(name, replace(budget, shared=True)))
 
     def _before(self, task: str) -> Resumed | None:
         store = self._ledger.store

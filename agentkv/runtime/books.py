@@ -66,6 +66,7 @@ class Books:
         self._open: OrderedDict[str, _Open] = OrderedDict()  # longest unused first
         self._closed: OrderedDict[str, Account] = OrderedDict()
         self._accounts = Accounts(ledger, clock)
+        self.lasting_account = self._accounts.lasting
         self._owner_of_session: OrderedDict[str, tuple[str, str]] = OrderedDict()  # its task and branch
         self._unbilled: dict[Stream, str] = {}  # calls under way, with their tasks
 

@@ -123,6 +123,11 @@ class Budgets:
         """What a task of the type gets that brings no budget."""
         return None if self._admission is None else self._admission.budget_per(task_type)
 
+    def hold_to(self, task_type: str, account: Account) -> None:
+        """From now on tasks of the type spend from this account together."""
+        with self._lock:
+            self._pools[task_type] = account
+
     def pool(self, task_type: str) -> Account | None:
         """What all tasks of the type may spend together."""
         return self._pools.get(task_type)

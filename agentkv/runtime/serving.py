@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from agentkv.errors import ExtraMissing
 from agentkv.log import warn_once
+from agentkv.runtime.keybudgets import KeyBudgets, type_of
 
 if TYPE_CHECKING:
     from starlette.applications import Starlette
@@ -38,12 +39,9 @@ class Served:
 
         self._kv = kv
         self._stack = ExitStack()
-        for key in () if keys is None else keys.all:
-            if key.budget is not None:
-                kv.budgets.limit(_type(key.name), budget=key.budget)
-                pool = kv.budgets.pool(_type(key.name))
-                assert pool is not None
-                pool.budget = key.budget  # a caller over HTTP is told at once; it does not wait for a grant
+        self._budgets = KeyBudgets(
+            keys, budgets=kv.budgets, account=kv._books.lasting_account, wall_ms=kv._clock.wall_ms
+        )
         stalls = Stalls(_Tools(kv))
         self._stack.callback(stalls.close)
         self.app: Starlette = create_app(
@@ -60,7 +58,8 @@ class Served:
 
     def _enter(self, key: Key, task: str) -> None:
         """The task is one of this key's: what it spends counts against the key's budget."""
-        self._kv.enter_task(task, budget=None, priority=None, task_type=_type(key.name))
+        self._budgets.enter(key)
+        self._kv.enter_task(task, budget=None, priority=None, task_type=type_of(key))
         self._kv.leave_task(task, final=False)
 
     def _metrics(self) -> Callable[[], str] | None:
@@ -97,8 +96,3 @@ class _Tools:
         finish_sessions = getattr(self._kv.engine, "finish_sessions", None)
         if finish_sessions is not None:
             finish_sessions(sessions)
-
-
-def _type(name: str) -> str:
-    """The type of a key's tasks."""
-    return f"key:{name}"

@@ -7,6 +7,8 @@ only, and is never logged. What a budget does is the runtime's.
     key = "sk-..."            # or key_sha256 = "<64 hex digits>", or key_env = "ALICE_KEY"
     salt = "a secret"         # default: her name; keys with one salt share KV
     tokens = 1000000          # and usd = "5.00", model_calls = 500, tool_calls, seconds, device_seconds
+    per = "day"               # or "month"; default "ever"
+    zone = "Europe/Berlin"    # whose days; default: this machine's
 """
 
 from __future__ import annotations
@@ -17,9 +19,11 @@ import re
 import tomllib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from datetime import tzinfo
 from pathlib import Path
 from typing import Any
 
+from agentkv.budget.days import Period, zone_of
 from agentkv.budget.limits import LIMITS, Budget
 from agentkv.errors import ConfigError
 from agentkv.log import warn_once
@@ -27,17 +31,23 @@ from agentkv.log import warn_once
 ONE_KEY, MANY_KEYS = "AGENTKV_API_KEY", "AGENTKV_API_KEYS"
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}")
 _SHORTEST = 8
-_FIELDS = frozenset({"key", "key_sha256", "key_env", "salt", *LIMITS})
+_FIELDS = frozenset({"key", "key_sha256", "key_env", "salt", "per", "zone", *LIMITS})
+_PERIODS = ("ever", "day", "month")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Key:
-    """Whoever holds it is the tenant `name`: tasks and sessions carry the name, KV is found under `salt` only."""
+    """Whoever holds it is the tenant `name`: tasks and sessions carry the name, KV is found under `salt` only.
+
+    `budget` is for all its tasks together, anew each day or month of `zone` (None: this machine's) if `per` says so.
+    """
 
     name: str
     digest: bytes
     salt: str
     budget: Budget | None = None
+    per: Period = "ever"
+    zone: tzinfo | None = None
 
     def task(self, task: str) -> str:
         """A tenant's own task; no other tenant's has that name."""
@@ -111,7 +121,21 @@ def _key(name: str, entry: Any, environment: Mapping[str, str]) -> Key:
     salt = entry.get("salt", f"key:{name}")
     if not isinstance(salt, str) or not salt:
         raise ConfigError(f"API key {name!r}: salt must be a text that is not empty")
-    return Key(name=name, digest=_secret(name, entry, environment), salt=salt, budget=budget)
+    per, zone = _period(name, entry, budget)
+    return Key(name=name, digest=_secret(name, entry, environment), salt=salt, budget=budget, per=per, zone=zone)
+
+
+def _period(name: str, entry: Mapping[str, Any], budget: Budget | None) -> tuple[Period, tzinfo | None]:
+    per, zone = entry.get("per", "ever"), entry.get("zone")
+    if per not in _PERIODS:
+        raise ConfigError(f"API key {name!r}: per={per!r:.40} is none of {', '.join(_PERIODS)}")
+    if "per" in entry and budget is None:
+        raise ConfigError(f"API key {name!r}: per={per!r} without a limit; give one of {', '.join(LIMITS)}")
+    if zone is None:
+        return per, None
+    if per == "ever" or not isinstance(zone, str):
+        raise ConfigError(f'API key {name!r}: zone={zone!r:.40} says whose day or month; give per = "day" or "month"')
+    return per, zone_of(zone, what=f"API key {name!r}: zone")
 
 
 def _secret(name: str, entry: Mapping[str, Any], environment: Mapping[str, str]) -> bytes:

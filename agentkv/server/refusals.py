@@ -5,7 +5,15 @@ from __future__ import annotations
 from typing import Any
 
 from agentkv import log
-from agentkv.errors import BudgetExceeded, Closed, GenerationCancelled, RemoteError, RequestInvalid, TemplateRejected
+from agentkv.errors import (
+    BudgetExceeded,
+    Closed,
+    GenerationCancelled,
+    LedgerError,
+    RemoteError,
+    RequestInvalid,
+    TemplateRejected,
+)
 
 PASSED_ON = frozenset({400, 404, 408, 413, 422, 429})
 """Statuses of a remote engine that are the caller's to mend; its others are a bad gateway."""
@@ -31,7 +39,14 @@ def refusal(error: BaseException) -> Refusal:
         return 499, error_body(text, "cancelled", None, "cancelled"), NO_RETRY
     if isinstance(error, Closed):
         return 503, error_body(text, "server_error", None, "closed"), NO_RETRY
+    return _failed(error)
+
+
+def _failed(error: BaseException) -> Refusal:
     log.failed("server_call_failed", error=repr(error))
+    if isinstance(error, LedgerError):
+        told = "the budgets cannot be read just now, so nothing was started; come again later"
+        return 503, error_body(told, "server_error", None, "ledger_unavailable"), {"retry-after": "1"}
     return 500, error_body("the engine failed; its log says why", "server_error", None, "internal_error"), NO_RETRY
 
 

@@ -64,6 +64,15 @@ def test_a_prune_takes_accounts_of_which_the_ledger_knows_nothing(url, database,
     assert ["facts", "held", "waited for"] == accounts_in(purses)
 
 
+def test_no_prune_gives_an_api_key_its_budget_back(database, purses):
+    """What it spent is spent, in its day or month or for ever; a task of nearly that name is a task."""
+    names = ["key:alice", "key:alice in 2026-11 (Europe/Berlin)", "key:alice in 2026-11-30 (UTC)", "keys"]
+    for name in names:
+        used(purses, name)
+    assert 1 == forget_accounts(database, older_than_s=-1)
+    assert names[:-1] == accounts_in(purses)
+
+
 def test_pruning_the_ledger_prunes_its_accounts(url, database, purses):
     """An account goes with its task's facts, whether the bill is kept or not."""
     with AgentKV.with_engine(ScriptedEngine(itertools.repeat("y")), ledger=url) as kv, kv.task("t", budget=LIMITS):

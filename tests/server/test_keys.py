@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import hashlib
 import itertools
+import sqlite3
+from datetime import datetime
 
 import openai
 import pytest
 
-from agentkv import AgentKV, Budget, Caller, Request, Sampling, log
+from agentkv import AgentKV, Budget, Caller, Request, Sampling, ScriptedEngine, log
+from agentkv.budget.database import sqlite_url
+from agentkv.clock import ManualClock
 from agentkv.errors import ConfigError
 from agentkv.server.keys import Keys
 
@@ -65,6 +69,11 @@ BAD_FILES = [
     '[keys.alice]\nkey_env = "MISSING"',
     '[keys.alice]\nkey = "sk-alice-1234"\n[keys.bob]\nkey = "sk-alice-1234"',
     '[keys.default]\nkey = "sk-other-1234"',
+    '[keys.alice]\nkey = "sk-alice-1234"\ntokens = 5\nper = "week"',
+    '[keys.alice]\nkey = "sk-alice-1234"\nper = "day"',
+    '[keys.alice]\nkey = "sk-alice-1234"\ntokens = 5\nzone = "UTC"',
+    '[keys.alice]\nkey = "sk-alice-1234"\ntokens = 5\nper = "day"\nzone = "Mars/Olympus"',
+    '[keys.alice]\nkey = "sk-alice-1234"\ntokens = 5\nper = "day"\nzone = 3',
 ]
 
 
@@ -198,3 +207,150 @@ def test_a_keys_budget_is_that_of_all_its_tasks(scripted_place, key_file):
             )
         assert "budget_exceeded" == caught.value.code
     assert "x" == bob.chat.completions.create(model="scripted", **ASK).choices[0].message.content
+
+
+# -- budgets that go on, and that begin anew
+
+
+def at(moment: str) -> int:
+    """The milliseconds of a moment with its offset."""
+    return round(datetime.fromisoformat(moment).timestamp() * 1000)
+
+
+@pytest.fixture
+def server_of(place_of, key_file):
+    """`server_of(text, ledger, moment)`: the next process that serves with these keys, and its clock."""
+
+    def make(text: str, ledger: str, moment: str = "2026-06-01T12:00:00+00:00"):
+        clock = ManualClock(wall_ms=at(moment))
+        kv = AgentKV.with_engine(ScriptedEngine(itertools.repeat("x")), ledger=ledger, clock=clock)
+        return place_of(kv, keys=keys_of(text, key_file)), clock
+
+    return make
+
+
+@pytest.fixture
+def ledger(tmp_path):
+    """A database."""
+    return sqlite_url(tmp_path / "ledger.sqlite")
+
+
+def call(place, key: str = ALICE, task: str = "one") -> str:
+    """A call, or the message with which it is refused."""
+    try:
+        place.openai(key).chat.completions.create(model="scripted", **ASK, extra_headers={"x-agentkv-task": task})
+    except openai.RateLimitError as error:
+        return str(error)
+    return "ok"
+
+
+def test_a_keys_budget_goes_on_after_a_restart(server_of, ledger):
+    """What a process before spent is spent, over all tasks and whatever ended; a larger budget in the file is more."""
+    text = f'[keys.alice]\nkey = "{ALICE}"\nmodel_calls = 3\n[keys.bob]\nkey = "{BOB}"\nmodel_calls = 1\n'
+    first, _ = server_of(text, ledger)
+    assert ["ok", "ok"] == [call(first), call(first, task="two")]
+    first.kv.finish("alice/one")
+    first.close()
+    second, _ = server_of(text, ledger, "2030-01-01T00:00:00+00:00")
+    assert "ok" == call(second, task="one")
+    assert "'key:alice' may spend 3 model_calls: 3 are used" in call(second)
+    assert "ok" == call(second, BOB)
+    second.close()
+    third, _ = server_of(text.replace("= 3", "= 4"), ledger)
+    assert "ok" == call(third)
+    assert "4 are used" in call(third)
+    third.kv.budgets.grant("type:key:alice", model_calls=1)
+    assert "ok" == call(third)
+
+
+def test_two_servers_with_one_ledger_hold_a_key_together(server_of, ledger):
+    """Neither can spend what the other one has."""
+    text = f'[keys.alice]\nkey = "{ALICE}"\nmodel_calls = 3\n'
+    one, two = server_of(text, ledger)[0], server_of(text, ledger)[0]
+    assert ["ok", "ok", "ok"] == [call(one), call(two), call(one)]
+    assert "3 are used" in call(two)
+    assert "3 are used" in call(one)
+
+
+def test_without_a_database_a_budget_is_of_the_process(server_of):
+    """As docs/serve.md says."""
+    text = f'[keys.alice]\nkey = "{ALICE}"\nmodel_calls = 1\n'
+    for _ in range(2):
+        place, _clock = server_of(text, "memory")
+        assert "ok" == call(place)
+        assert "1 are used" in call(place)
+
+
+MIDNIGHTS = [
+    ("Asia/Shanghai", "day", "2026-03-01T23:59:59+08:00", 1, "2026-03-01"),
+    ("America/New_York", "day", "2026-03-08T23:59:59-04:00", 1, "2026-03-08"),  # 23 hours long
+    ("America/New_York", "day", "2026-11-01T23:59:59-05:00", 1, "2026-11-01"),  # 25 hours long
+    ("Pacific/Apia", "day", "2011-12-29T23:59:59-10:00", 1, "2011-12-29"),  # the day after was left out
+    ("Asia/Shanghai", "month", "2026-02-28T23:59:59+08:00", 1, "2026-02"),
+    ("Pacific/Apia", "month", "2011-12-31T23:59:59+14:00", 1, "2011-12"),
+]
+
+
+@pytest.mark.parametrize("kept", ["memory", "sqlite"])
+@pytest.mark.parametrize(("zone", "per", "last", "later_s", "named"), MIDNIGHTS)
+def test_l4_a_days_budget_ends_at_midnight_of_its_zone(  # noqa: PLR0917  cases
+    server_of, tmp_path, kept, zone, per, last, later_s, named
+):
+    """Spent up to the last second; the next second is a new day, before a restart and after. The refusal names the zone."""
+    url = "memory" if kept == "memory" else sqlite_url(tmp_path / "ledger.sqlite")
+    text = f'[keys.alice]\nkey = "{ALICE}"\nmodel_calls = 1\nper = "{per}"\nzone = "{zone}"\n'
+    place, clock = server_of(text, url, last)
+    assert "ok" == call(place)
+    assert f"'key:alice in {named} ({zone})' may spend 1 model_calls" in call(place)
+    clock.advance(later_s)
+    assert "ok" == call(place)
+    assert "1 are used" in call(place)
+    clock.step_wall(-5000)
+    assert "1 are used" in call(place)  # a clock that is set back begins nothing anew
+    if kept == "sqlite":
+        place.close()
+        again, _ = server_of(text, url, last)
+        assert f"in {named} ({zone})" in call(again)
+
+
+@pytest.mark.parametrize(("start", "hours"), [("2026-03-08T00:00:00-05:00", 23), ("2026-11-01T00:00:00-04:00", 25)])
+def test_l4_a_day_may_have_23_or_25_hours(server_of, start, hours):
+    """Its budget lasts exactly as long."""
+    text = f'[keys.alice]\nkey = "{ALICE}"\nmodel_calls = 1\nper = "day"\nzone = "America/New_York"\n'
+    place, clock = server_of(text, "memory", start)
+    assert "ok" == call(place)
+    clock.advance(hours * 3600 - 1)
+    assert "1 are used" in call(place)
+    clock.advance(1)
+    assert "ok" == call(place)
+
+
+def test_a_call_counts_in_the_day_in_which_it_began(server_of):
+    """It ends after midnight: the new day has all of its budget."""
+    text = f'[keys.alice]\nkey = "{ALICE}"\nmodel_calls = 1\nper = "day"\nzone = "UTC"\n'
+    place, clock = server_of(text, "memory", "2026-06-01T23:59:59+00:00")
+    with place.openai(ALICE).chat.completions.create(model="scripted", **ASK, stream=True) as stream:
+        pool = place.kv.budgets.pool("key:alice")
+        next(iter(stream))
+        clock.advance(2)
+        assert "ok" == call(place)
+    assert 1 == pool.used.model_calls
+    assert "in 2026-06-02 (UTC)" in call(place)
+
+
+def test_a_ledger_that_cannot_be_used_refuses_calls_for_now(server_of, tmp_path):
+    """503 without the database's name, and nothing is started; keys without a budget go on."""
+    path = tmp_path / "ledger.sqlite"
+    text = f'[keys.alice]\nkey = "{ALICE}"\nmodel_calls = 9\n[keys.bob]\nkey = "{BOB}"\n'
+    place, _ = server_of(text, sqlite_url(path))
+    assert "ok" == call(place)
+    with sqlite3.connect(path) as other:
+        other.execute("UPDATE agentkv_schema SET version = version + 1000")
+    with pytest.raises(openai.InternalServerError) as caught:
+        call(place)
+    assert (503, "ledger_unavailable") == (caught.value.status_code, caught.value.code)
+    assert str(path) not in str(caught.value)
+    assert "ok" == call(place, BOB)
+    with sqlite3.connect(path) as other:
+        other.execute("UPDATE agentkv_schema SET version = version - 1000")
+    assert "ok" == call(place)
