@@ -52,6 +52,15 @@ class Sampling:
             value = getattr(self, name)
             _require(_is_real(value, -2, 2), name, value, "a number in [-2, 2]")
 
+    def told(self) -> dict[str, Any]:
+        """How tokens are chosen, as JSON values: temperature and top_p, and what else was asked for."""
+        told: dict[str, Any] = {"temperature": self.temperature, "top_p": self.top_p}
+        if self.seed is not None:
+            told["seed"] = self.seed
+        penalties = {name: getattr(self, name) for name in ("presence_penalty", "frequency_penalty")}
+        told |= {name: value for name, value in penalties.items() if value}
+        return told | ({"logit_bias": len(self.logit_bias)} if self.logit_bias else {})
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolChoice:

@@ -28,6 +28,7 @@ from agentkv.runtime.functions import current_tool, tool_function
 from agentkv.runtime.hosts import find_host
 from agentkv.runtime.learned import Learned, default_path
 from agentkv.runtime.nodes import decorated
+from agentkv.runtime.sampled import Sampled
 from agentkv.runtime.tasks import TaskScope
 from agentkv.runtime.tools import ToolScope
 from agentkv.runtime.wiring import wired
@@ -59,6 +60,7 @@ class AgentKV:
         self._clock = clock
         self._books = books
         self._learned = learned
+        self._sampled = Sampled(engine)
         parts = wired(
             self, caller=self.caller, submit=self.submit, engine=engine, policy=policy, books=books, learned=learned, host=host,
             clock=clock, context=context, stages=stages,
@@ -341,6 +343,10 @@ class AgentKV:
     def report(self, task: str) -> Bill:
         """The task's bill so far: print it, or take `to_json()`."""
         return self._books.bill(task)
+
+    def sampling(self, request: Request) -> dict[str, Any]:
+        """How the request's tokens are chosen, and under "suggested" what the model's makers would do: never applied."""
+        return self._sampled(request.sampling)
 
     def stats(self) -> dict[str, Any]:
         """Blocks and bytes per tier, moves and hits, facts not saved yet, counters of what went wrong; plain JSON values."""

@@ -16,6 +16,7 @@ from agentkv.engine.base import Engine, Request, Stream
 from agentkv.errors import Closed
 from agentkv.runtime.books import Books
 from agentkv.runtime.emit import Emitter
+from agentkv.runtime.sampled import Sampled
 
 if TYPE_CHECKING:
     from agentkv.runtime.ways import Ways
@@ -51,7 +52,12 @@ class Doors:
 
         with self._lock:
             if self._in_process is None:
-                app = create_app(self._submit, model=self._engine.model, count_tokens=self._engine.count_tokens)
+                app = create_app(
+                    self._submit,
+                    model=self._engine.model,
+                    count_tokens=self._engine.count_tokens,
+                    sampled=Sampled(self._engine),
+                )
                 self._in_process = InProcess(app, identify=self._identified)
             return self._in_process
 

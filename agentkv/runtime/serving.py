@@ -53,6 +53,7 @@ class Served:
             life=life,
             stalls=stalls,
             metrics=self._metrics(),
+            sampled=kv._sampled,
             **options,
         )
 

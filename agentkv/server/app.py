@@ -8,7 +8,8 @@ each field does is `requests.py` and `responses.py`; how errors look is `refusal
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+import json
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, TypeVar
@@ -16,7 +17,7 @@ from typing import Any, TypeVar
 from agentkv.clock import Clock, SystemClock
 from agentkv.core.message import Message
 from agentkv.core.task import UNATTRIBUTED, Caller
-from agentkv.engine.base import Generation, Request, Stream, changed
+from agentkv.engine.base import Generation, Request, Sampling, Stream, changed
 from agentkv.errors import ExtraMissing, RequestInvalid
 
 try:
@@ -47,6 +48,7 @@ from agentkv.server.stored import Stored
 TASK_HEADER = "x-agentkv-task"
 SESSION_HEADER = "x-agentkv-session"
 IGNORED_HEADER = "x-agentkv-ignored"
+SAMPLING_HEADER = "x-agentkv-sampling"
 CALLER_STATE = "agentkv_caller"
 """The key of the ASGI scope's state under which a transport says who called."""
 MOST_BODY_BYTES = 64 << 20
@@ -74,13 +76,15 @@ def create_app(
     metrics: Callable[[], str] | None = None,
     most_body_bytes: int = MOST_BODY_BYTES,
     allow_origins: Sequence[str] = (),
+    sampled: Callable[[Sampling], Mapping[str, Any]] = Sampling.told,
 ) -> Starlette:
     """The app. `submit`, `count_tokens`, `enter` and `metrics` run on worker threads: they may render, tokenise, wait.
 
     Who is calling: the header x-agentkv-task, else what the in-process transport found at the call's own place, else
     `caller()`, else nobody known. The header x-agentkv-session joins a session by name. With `keys` every call needs
     one; its tasks and sessions are the tenant's own, and so is the salt of its KV. Without `stalls` and `metrics` their
-    endpoints are 404. Scripts of web pages may call from `allow_origins` only. Raises ConfigError for what is no origin.
+    endpoints are 404. Scripts of web pages may call from `allow_origins` only. `sampled` tells how a call's tokens
+    are chosen, for the header x-agentkv-sampling. Raises ConfigError for what is no origin.
     """
     life = life or Life()
     doors = _Doors(
@@ -92,6 +96,7 @@ def create_app(
         enter=enter,
         stalls=stalls,
         most_body_bytes=most_body_bytes,
+        sampled=sampled,
     )
     rest = Rest(model=model, life=life, stalls=stalls, metrics=metrics, body=doors.body)
     routes = [
@@ -107,7 +112,7 @@ def create_app(
         routes=routes,
         exception_handlers={HTTPException: _http_error},
         middleware=[
-            *cors(allow_origins, told=(SESSION_HEADER, IGNORED_HEADER)),
+            *cors(allow_origins, told=(SESSION_HEADER, IGNORED_HEADER, SAMPLING_HEADER)),
             Middleware(Admission, life=life, keys=keys),
         ],
     )
@@ -127,6 +132,7 @@ class _Doors:
         enter: Enter | None,
         stalls: Stalls | None,
         most_body_bytes: int,
+        sampled: Callable[[Sampling], Mapping[str, Any]],
     ) -> None:
         self._submit = submit
         self._model = model
@@ -136,6 +142,7 @@ class _Doors:
         self._enter = enter
         self._stalls = stalls
         self._most_body_bytes = most_body_bytes
+        self._sampled = sampled
         self._stored = Stored()
         self._card = {"id": model, "object": "model", "created": clock.wall_ms() // 1000, "owned_by": "agentkv"}
 
@@ -179,7 +186,8 @@ class _Doors:
         stream = await _in_thread(self._started, request, key)
         if self._stalls is not None:
             self._note(stream, request, key, asked.lifecycle)
-        headers = {IGNORED_HEADER: ",".join(asked.ignored)} if asked.ignored else {}
+        headers = {SAMPLING_HEADER: json.dumps(self._sampled(request.sampling), separators=(",", ":"))}
+        headers |= {IGNORED_HEADER: ",".join(asked.ignored)} if asked.ignored else {}
         if asked.stream:
             return EventStream(stream, reply, headers)
         generation = await whole_answer(stream, http.receive)

@@ -61,7 +61,7 @@ class ChatAgentKV(BaseChatModel):
 
     Sampling options may be given here, with `.bind(...)`, or per call; the later one wins. Calls are attributed to
     whoever calls (`kv.task`, else the running graph). `usage_metadata` carries cached tokens, and
-    `response_metadata["agentkv"]` the session and where the call's time went. With context=False messages are sent as
+    `response_metadata["agentkv"]` the session, where the call's time went, and how its tokens were chosen. With context=False messages are sent as
     they are: nothing is slimmed, folded or recalled.
 
     Raises ConfigError for an option that does not exist.
@@ -203,7 +203,7 @@ class ChatAgentKV(BaseChatModel):
         **kwargs: Any,
     ) -> ChatResult:
         request, choice = self._request(messages, stop, run_manager, kwargs)
-        return _result(drive(kept(choice, request), self._answer))
+        return _result(drive(kept(choice, request), self._answer), self.kv.sampling(request))
 
     async def _agenerate(
         self,
@@ -213,7 +213,7 @@ class ChatAgentKV(BaseChatModel):
         **kwargs: Any,
     ) -> ChatResult:
         request, choice = self._request(messages, stop, run_manager, kwargs)
-        return _result(await adrive(kept(choice, request), self._aanswer))
+        return _result(await adrive(kept(choice, request), self._aanswer), self.kv.sampling(request))
 
     def _stream(
         self,
@@ -231,7 +231,7 @@ class ChatAgentKV(BaseChatModel):
                     if run_manager:
                         run_manager.on_llm_new_token(chunk.text, chunk=chunk)
                     yield chunk
-            yield _last_chunk(choice.checked(stream.result()), streamed=streamed)
+            yield _last_chunk(choice.checked(stream.result()), self.kv.sampling(request), streamed=streamed)
 
     async def _astream(
         self,
@@ -249,7 +249,7 @@ class ChatAgentKV(BaseChatModel):
                     if run_manager:
                         await run_manager.on_llm_new_token(chunk.text, chunk=chunk)
                     yield chunk
-            yield _last_chunk(choice.checked(stream.result()), streamed=streamed)
+            yield _last_chunk(choice.checked(stream.result()), self.kv.sampling(request), streamed=streamed)
 
     def _answer(self, request: Request) -> Generation:
         with submitted(self.kv.submit, request) as stream:
@@ -299,8 +299,8 @@ def _told(config: RunnableConfig | None) -> RunnableConfig | None:
     return told  # type: ignore[no-any-return]
 
 
-def _result(generation: Generation) -> ChatResult:
-    message = to_ai_message(generation)
+def _result(generation: Generation, sampling: dict[str, Any]) -> ChatResult:
+    message = to_ai_message(generation, sampling)
     return ChatResult(generations=[ChatGeneration(message=message)], llm_output={"model_name": generation.model})
 
 
@@ -312,8 +312,8 @@ def _chunks(piece: Chunk) -> Iterator[ChatGenerationChunk]:
         yield ChatGenerationChunk(message=AIMessageChunk(content="", tool_call_chunks=[to_call_chunk(delta)]))
 
 
-def _last_chunk(generation: Generation, *, streamed: bool) -> ChatGenerationChunk:
-    fields = turn_fields(generation)
+def _last_chunk(generation: Generation, sampling: dict[str, Any], *, streamed: bool) -> ChatGenerationChunk:
+    fields = turn_fields(generation, sampling)
     return ChatGenerationChunk(
         message=AIMessageChunk(
             content="",

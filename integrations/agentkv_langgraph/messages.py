@@ -8,7 +8,7 @@ turn in between.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import Any
 
@@ -125,8 +125,8 @@ def to_tools(tools: Sequence[Any], *, strict: bool = False) -> tuple[ToolSpec, .
     return tuple(specs)
 
 
-def turn_fields(generation: Generation) -> dict[str, Any]:
-    """Everything of an AI message but its content and tool calls, in JSON values."""
+def turn_fields(generation: Generation, sampling: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """Everything of an AI message but its content and tool calls, in JSON values. `sampling`: how it was chosen."""
     usage = generation.usage
     kwargs: dict[str, Any] = {RAW: str(generation.raw)}
     calls = generation.tool_calls or generation.unfinished
@@ -135,6 +135,8 @@ def turn_fields(generation: Generation) -> dict[str, Any]:
     told = {"session": generation.session, "timing": asdict(generation.timing), "estimated": generation.estimated}
     if generation.stopped_by:
         told["stopped_by"] = generation.stopped_by
+    elif sampling:
+        told["sampling"] = dict(sampling)
     return {
         "additional_kwargs": kwargs,
         "usage_metadata": {
@@ -183,7 +185,7 @@ def _spoilt(arguments: str) -> str:
     return next(arguments + end for end in ends if parse_partial_json(arguments + end) is None)
 
 
-def to_ai_message(generation: Generation) -> AIMessage:
+def to_ai_message(generation: Generation, sampling: Mapping[str, Any] | None = None) -> AIMessage:
     """The whole answer as one message; calls whose arguments are no JSON object become `invalid_tool_calls`, and so do
     all of an answer that was cut inside of one.
     """
@@ -201,4 +203,6 @@ def to_ai_message(generation: Generation) -> AIMessage:
         invalid.append(
             invalid_tool_call(name=call.name, args=told, id=call.id, error="the answer was cut inside of a call")
         )
-    return AIMessage(content=generation.text, tool_calls=valid, invalid_tool_calls=invalid, **turn_fields(generation))
+    return AIMessage(
+        content=generation.text, tool_calls=valid, invalid_tool_calls=invalid, **turn_fields(generation, sampling)
+    )

@@ -46,3 +46,10 @@ def test_request_holds_messages_or_a_prompt():
         Request(prompt="a", messages=(Message(role="user", content="a"),))
     with pytest.raises(RequestInvalid):
         Request(messages=())
+
+
+def test_how_tokens_are_chosen_is_told_in_json_values():
+    """Temperature and top_p always; the rest where it was asked for, a seed of 0 too."""
+    assert {"temperature": 0.0, "top_p": 1.0} == Sampling(max_tokens=3, stop=("x",)).told()
+    asked = Sampling(temperature=0.5, seed=0, presence_penalty=1.0, logit_bias=((1, 2.0), (3, 4.0)))
+    assert {"temperature": 0.5, "top_p": 1.0, "seed": 0, "presence_penalty": 1.0, "logit_bias": 2} == asked.told()

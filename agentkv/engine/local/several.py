@@ -150,7 +150,7 @@ class LocalEngines:
         """What each device says, and the sums of what can be added."""
         each = [engine.stats() for engine in self.engines]
         summed = {name: sum(one[name] for one in each) for name in each[0] if isinstance(each[0][name], int)}
-        return {**summed, "moved_tasks": self._moved, "kv": each[0]["kv"], "devices": each}
+        return {**summed, "moved_tasks": self._moved, "model": each[0]["model"], "kv": each[0]["kv"], "devices": each}
 
     def close(self) -> None:
         at_close, self._at_close = self._at_close, None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import json
 import os
@@ -10,7 +11,10 @@ import sys
 
 import pytest
 import torch
+from agentkv_langgraph import ChatAgentKV, LangGraphHost
+from langchain_core.messages import AIMessageChunk
 
+from agentkv import AgentKV
 from agentkv.core.message import Message
 from agentkv.core.task import Caller
 from agentkv.engine.base import Request, Sampling
@@ -153,6 +157,34 @@ def test_suggested_sampling_is_shown_and_never_applied_unasked(models, tmp_path)
         json.dumps(engine.stats())
         assert plain == engine.submit(_raw("Hello", 12)).result(60).token_ids
         assert plain == engine.submit(_raw("Hello", 12, temperature=0.0)).result(60).token_ids
+
+
+def test_every_answer_says_how_it_was_chosen_and_what_the_makers_suggest(models, tmp_path):
+    """In LangChain's response metadata and in a header of every door; an explicit temperature of 0 is what is used (M7)."""
+    folder = models.save(tmp_path)
+    models.edit(folder, "generation_config.json", do_sample=True, temperature=1.0, repetition_penalty=5.0)
+    suggested = {"do_sample": True, "temperature": 1.0, "repetition_penalty": 5.0}
+    greedy = {"temperature": 0.0, "top_p": 1.0, "suggested": suggested}
+    with AgentKV.with_engine(_engine(_load(folder)), host=LangGraphHost(), ledger="memory", context=None) as kv:
+        plain = ChatAgentKV(kv, max_tokens=2)
+        warm = ChatAgentKV(kv, max_tokens=2, temperature=0.5, top_p=0.9, seed=0)
+        assert greedy == plain.invoke("Hi").response_metadata["agentkv"]["sampling"]
+        whole = sum(list(plain.stream("Hi", temperature=0.0))[1:], start=AIMessageChunk(content=""))
+        assert greedy == whole.response_metadata["agentkv"]["sampling"]
+        told = asyncio.run(warm.ainvoke("Hi")).response_metadata["agentkv"]["sampling"]
+        assert {"temperature": 0.5, "top_p": 0.9, "seed": 0, "suggested": suggested} == told
+        client = kv.openai()
+        ask = {"model": kv.engine.model, "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 2}
+        for body, used in (({}, 1.0), ({"temperature": 0}, 0.0), ({"stream": True}, 1.0)):
+            answer = client.chat.completions.with_raw_response.create(**ask, **body)
+            answer.http_response.read()
+            assert {**greedy, "temperature": used} == json.loads(answer.headers["x-agentkv-sampling"])
+        made = client.responses.with_raw_response.create(
+            model=kv.engine.model, input="Hi", max_output_tokens=2, top_p=0.5
+        )
+        assert {"temperature": 1.0, "top_p": 0.5, "suggested": suggested} == json.loads(
+            made.headers["x-agentkv-sampling"]
+        )
 
 
 # -- heads (M11), padding

@@ -84,6 +84,14 @@ def test_tasks_spread_over_idle_devices(both, ask):
     assert 2 == len({id(home) for home in engines._homes.values()})
 
 
+def test_the_stats_tell_the_model_once(both):
+    """As a single engine's do: what reads them there finds it here."""
+    engines = both()
+    stats = engines.stats()
+    assert engines.engines[0].stats()["model"] == stats["model"]
+    assert "suggested_sampling" in stats["model"]
+
+
 def test_a_task_leaves_a_crowded_device(tiny, both, ask):
     """Several calls at home and nobody next door: its next call is answered there, from the shared host."""
     engines = both(blocks=256, host=256)
