@@ -54,7 +54,8 @@ class Dynamo:
     neither tools nor salt then, so that a session with either never asks for it. Off by default (None: the environment's
     AGENTKV_DYNAMO_PREFILL): it gained and lost in as many of our runs, see docs/engines.md.
     `tool_events`: the frontend's ZMQ address; "" for the environment's, or none. `details`: have each answer tell its
-    worker and timing in `nvext` (`told`).
+    worker and timing in `nvext` (None: where somebody is billed for it); worker and hit rate stand in the bill, `told`
+    reads all of it.
     """
 
     name = "dynamo"
@@ -70,7 +71,7 @@ class Dynamo:
         tool_events: str = "",
         topic: str = "",
         speculative_prefill: bool | None = None,
-        details: bool = False,
+        details: bool | None = None,
     ) -> None:
         self._server = Endpoint(base_url, api_key=api_key)
         self._clock = clock or SystemClock()
@@ -100,7 +101,8 @@ class Dynamo:
             nvext["agent_hints"] = hints
         if about.salt:
             nvext["cache_salt"] = hidden(about.salt)
-        if self._details:
+        known = about.session != UNATTRIBUTED
+        if known if self._details is None else self._details:
             nvext["extra_fields"] = ["worker_id", "timing"]
         headers = headers_of(about)
         if not nvext and not headers:

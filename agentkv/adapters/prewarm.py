@@ -21,7 +21,7 @@ from agentkv.adapters.replay import Keep, Sending, shortened
 from agentkv.clock import Clock
 from agentkv.core.forecast import Forecast, last_of
 from agentkv.core.hint import Hint, HintKind, SessionFacts
-from agentkv.core.reported import reported
+from agentkv.core.reported import Reported, reported
 from agentkv.core.usage import Usage
 
 LOW = 0.1
@@ -276,7 +276,7 @@ class Prewarm:
         refused = status == "failed"
         if not refused:  # what was broken off may have been computed
             usage = asked if told is None else told.usage
-            said = {} if told is None else {"cached_by": dict(told.cached_by), "service_tier": told.service_tier}
+            said = {} if told is None else _said(told)
             self._purse.paid(
                 about,
                 usage,
@@ -309,3 +309,10 @@ class Prewarm:
             )
         )
         return outcome is Outcome.APPLIED
+
+
+def _said(told: Reported) -> dict[str, Any]:
+    return {
+        "cached_by": dict(told.cached_by), "service_tier": told.service_tier, "worker": told.worker,
+        "expected_hit_rate": told.expected_hit_rate,
+    }  # fmt: skip

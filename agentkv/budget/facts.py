@@ -22,7 +22,9 @@ class ModelCall:
     price is known; `price` says which row of which table it came from, or "self-hosted". `device_s`: busy device
     seconds of this call. `served_locally`: a response cache answered, so it cost nothing. `loop`: whose cap it counted
     against (retry, reflection, correction ...). `cached_by`: cached tokens by "device", "host", "disk" or "provider",
-    as far as that is known. `error` names the error's class, `outcome_type` what kind of task the call was made for.
+    as far as that is known. `worker`: which of a router's workers answered, and `expected_hit_rate` the share of the prompt
+    that the router believed it to hold; "" and None where nobody told. `error` names the error's class, `outcome_type` what
+    kind of task the call was made for.
     """
 
     kind: ClassVar[str] = "model_call"
@@ -47,6 +49,8 @@ class ModelCall:
     served_locally: bool = False
     loop: str = ""
     cached_by: dict[str, int] = field(default_factory=dict)
+    worker: str = ""
+    expected_hit_rate: float | None = None
     error: str = ""
     outcome_type: str = ""
     drafted_tokens: int = 0

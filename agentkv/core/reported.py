@@ -11,13 +11,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from agentkv.core.usage import Usage
 
 _MOST = 10**12
 """More tokens than this in one call are a wrong number."""
+_MOST_WORKER = 2**64
 _INSIDE = ("usage", "token_usage", "usage_metadata", "usageMetadata")
 _IN = ("prompt_tokens", "input_tokens", "inputTokens", "promptTokenCount", "prompt_token_count", "prompt_eval_count")
 _OUT = ("completion_tokens", "output_tokens", "outputTokens", "candidatesTokenCount", "candidates_token_count", "eval_count")  # fmt: skip
@@ -47,13 +48,16 @@ class Reported:
 
     `estimated`: some number was impossible, ambiguous or missing. `service_tier`: "" for the standard one.
     `cached_by`: cached tokens by the tier they came from ("device", "host", "disk"), where an engine tells; otherwise all
-    of them under "provider".
+    of them under "provider". `worker`: which of a router's workers computed it, and `expected_hit_rate` the share of the
+    prompt that the router believed it to hold (None: not told).
     """
 
     usage: Usage
     estimated: bool = False
     service_tier: str = ""
     cached_by: dict[str, int] = field(default_factory=dict)
+    worker: str = ""
+    expected_hit_rate: float | None = None
 
 
 def usage_of(report: Any) -> Usage | None:
@@ -73,11 +77,18 @@ def reported(report: Any) -> Reported | None:
     usage = reading.usage()
     if usage is None:
         return None
+    worker, hit_rate = routed(body)
+    estimated = not reading.clean
+    if hit_rate and not usage.cached_tokens and not reading.says_cached:  # its worker told nothing: the router's belief
+        room = usage.input_tokens - usage.cache_write_tokens
+        usage, estimated = replace(usage, cached_tokens=min(room, round(hit_rate * usage.input_tokens))), True
     return Reported(
         usage=usage,
-        estimated=not reading.clean,
+        estimated=estimated,
         service_tier=_service_tier(body, told),
         cached_by=_cached_by(plain(body.get("sglext")), usage),
+        worker=worker,
+        expected_hit_rate=hit_rate,
     )
 
 
@@ -93,11 +104,23 @@ def merged(earlier: Mapping[str, Any], later: Mapping[str, Any]) -> dict[str, An
     return result
 
 
+def routed(body: Mapping[str, Any]) -> tuple[str, float | None]:
+    """What Dynamo's `nvext` says of a call: its worker ("" where it does not), and what the router expected of its cache."""
+    nvext = plain(body.get("nvext"))
+    worker = plain(nvext.get("worker_id")).get("decode_worker_id")
+    rate = plain(nvext.get("timing")).get("kv_hit_rate")
+    known = isinstance(worker, int) and not isinstance(worker, bool) and 0 <= worker < _MOST_WORKER
+    told = str(worker) if known else ""
+    if not isinstance(rate, int | float) or isinstance(rate, bool) or not 0 <= rate <= 1:
+        return told, None
+    return told, float(rate)
+
+
 def _says_nothing(value: Any) -> bool:
     return value == "" or (isinstance(value, int | float) and value <= 0)
 
 
-_READ = ("usage", "timings", "sglext", "service_tier")
+_READ = ("usage", "timings", "sglext", "nvext", "service_tier")
 _REPORTING = {*_READ, "x_groq", "choices"}
 
 
@@ -191,6 +214,13 @@ class _Reading:
             cache_write_tokens=written,
             cache_write_long_tokens=self._bounded(long, written),
         )
+
+    @property
+    def says_cached(self) -> bool:
+        """Whether it speaks of cached tokens at all, if only of none."""
+        details = self._details(_IN_DETAILS)
+        names = (*_CACHED, *_CACHED_BESIDE)
+        return any(details.get(name) is not None for name in _CACHE_READ) or any(name in self.told for name in names)
 
     # -- the input
 

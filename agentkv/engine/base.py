@@ -113,6 +113,9 @@ class Generation:
     """The tier that a hosted model was served in; "" is the standard one."""
     cached_by: Mapping[str, int] = field(default_factory=dict)
     """The cached tokens by the tier that they came from, where an engine tells."""
+    worker: str = ""
+    """Which of a router's workers answered, and the share of the prompt that it was believed to hold; where told."""
+    expected_hit_rate: float | None = None
     stopped_by: str = ""
     """ "budget": no model was asked, the call did not fit into it."""
     logprobs: tuple[TokenLogprob, ...] = ()

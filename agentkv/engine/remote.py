@@ -329,6 +329,8 @@ class RemoteEngine:
             estimated=spent.estimated,
             service_tier=spent.service_tier,
             cached_by=spent.cached_by,
+            worker=spent.worker,
+            expected_hit_rate=spent.expected_hit_rate,
         )
 
     async def _open(self, request: Request) -> Any:

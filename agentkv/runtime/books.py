@@ -228,6 +228,8 @@ class Books:
                 estimated=len(stream.partial) != stream.partial_tokens if told is None else told.estimated,
                 service_tier="" if told is None else told.service_tier,
                 cached_by={} if told is None else dict(told.cached_by),
+                worker="" if told is None else told.worker,
+                expected_hit_rate=None if told is None else told.expected_hit_rate,
                 device_s=stream.device_s,
                 error="" if error is None else type(error).__name__,
                 loop=loop,

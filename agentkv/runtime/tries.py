@@ -29,6 +29,8 @@ def with_tries(call: ModelCall, attempts: Sequence[Attempt]) -> list[ModelCall]:
                 estimated=attempt.spent.estimated,
                 service_tier=attempt.spent.service_tier,
                 cached_by={},
+                worker="",
+                expected_hit_rate=None,
                 device_s=0.0,
                 error=attempt.error,
                 drafted_tokens=0,

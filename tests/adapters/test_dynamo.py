@@ -48,7 +48,7 @@ def server():
 @pytest.fixture
 def adapter(server, monkeypatch):
     monkeypatch.delenv("DYN_REQUEST_TRACE_TOOL_EVENTS_ZMQ_ENDPOINT", raising=False)
-    made = Dynamo(server.url, clock=ManualClock(5.0))
+    made = Dynamo(server.url, clock=ManualClock(5.0), details=False)
     yield made
     made.close()
 
@@ -140,7 +140,8 @@ def test_the_next_turn_is_prefilled_where_that_can_help(server, facts, tool, sen
 def test_a_prefill_is_asked_for_by_the_environment(server, monkeypatch, given, sent):
     """Where the adapter is found by its address there is nobody else to ask for it; the default is off."""
     monkeypatch.setenv("AGENTKV_DYNAMO_PREFILL", given)
-    assert sent == ("nvext" in Dynamo(server.url).carries(SessionFacts(session="s")).body)
+    nvext = Dynamo(server.url).carries(SessionFacts(session="s")).body["nvext"]
+    assert sent == ("agent_hints" in nvext)
 
 
 def test_the_end_of_a_session_is_a_request_of_its_own(adapter, server):
@@ -278,6 +279,27 @@ def test_details_come_back():
         }
     }
     assert (7, 0.9, 0.004, 2) == (told(answer).worker, told(answer).hit_rate, told(answer).ttft_s, told(answer).queued)
+
+
+@pytest.mark.parametrize(("session", "details", "asks"), [
+    ("s", None, True), (UNATTRIBUTED, None, False), ("s", False, False), (UNATTRIBUTED, True, True),
+])  # fmt: skip
+def test_details_are_asked_for_where_somebody_is_billed(session, details, asks):
+    """Unless told otherwise; a request of nobody goes as it is."""
+    extra = Dynamo("http://127.0.0.1:1/v1", details=details).carries(SessionFacts(session=session))
+    assert asks == ("extra_fields" in ({} if extra is None else extra.body.get("nvext", {})))
+
+
+def test_worker_and_hit_rate_stand_in_the_bill(server):
+    """As the router told them, call by call, in the facts and in the bill's JSON."""
+    with AgentKV.remote(base_url=server.url, model="m", ledger="memory", speaks="dynamo") as kv:
+        with kv.task("t"):
+            answer = kv.submit(Request(messages=(Message(role="user", content="hello " * 40),))).result(10)
+        (call,) = kv.report("t").to_json()["calls"]
+    assert ("7", 0.5) == (answer.worker, answer.expected_hit_rate)
+    assert ("7", 0.5) == (call["worker"], call["expected_hit_rate"])
+    assert answer.usage.input_tokens // 2 == call["usage"]["cached_tokens"] == sum(call["cached_by"].values())
+    assert call["estimated"]
 
 
 @given(st.recursive(st.none() | st.integers() | st.floats() | st.text(), lambda x: st.dictionaries(

@@ -319,3 +319,39 @@ def test_no_report_raises(one, two):
     report_in(two)
     if isinstance(one, dict) and isinstance(two, dict):
         reported(merged(one, two))
+
+
+NVEXT = {"worker_id": {"decode_worker_id": 2**63}, "timing": {"kv_hit_rate": 0.75}}
+
+
+@pytest.mark.parametrize(
+    ("usage", "cached", "estimated"),
+    [
+        ({"prompt_tokens": 100, "completion_tokens": 1}, 75, True),
+        ({"prompt_tokens": 100, "completion_tokens": 1, "prompt_tokens_details": {"cached_tokens": 0}}, 0, False),
+        ({"prompt_tokens": 100, "completion_tokens": 1, "prompt_tokens_details": {"cached_tokens": 64}}, 64, False),
+        ({"prompt_tokens": 100, "completion_tokens": 1, "prompt_tokens_details": None}, 75, True),
+    ],
+)
+def test_a_routers_belief_counts_where_its_worker_tells_nothing(usage, cached, estimated):
+    """What the worker says is what was; what the router expected is an estimate, and both stand beside each other."""
+    read = reported({"usage": usage, "nvext": NVEXT})
+    assert (cached, estimated) == (read.usage.cached_tokens, read.estimated)
+    assert (str(2**63), 0.75) == (read.worker, read.expected_hit_rate)
+    assert cached == sum(read.cached_by.values())
+
+
+@pytest.mark.parametrize("rate", [1.5, -0.1, float("nan"), float("inf"), "0.5", True, None, [0.5], 10**400])
+@pytest.mark.parametrize("worker", [-1, 2**64, "7", True, 1.5, None])
+def test_lies_of_a_router_are_not_told(rate, worker):
+    """Neither a share that is none nor a worker that is no number."""
+    nvext = {"worker_id": {"decode_worker_id": worker}, "timing": {"kv_hit_rate": rate}}
+    read = reported({"usage": {"prompt_tokens": 10, "completion_tokens": 1}, "nvext": nvext})
+    assert ("", None, 0, False) == (read.worker, read.expected_hit_rate, read.usage.cached_tokens, read.estimated)
+
+
+@pytest.mark.parametrize("nvext", ["x", 7, [], {"worker_id": 7, "timing": "x"}, {"worker_id": [], "timing": []}])
+def test_a_routers_word_in_another_shape_is_none(nvext):
+    """Nothing raises."""
+    read = reported({"usage": {"prompt_tokens": 10, "completion_tokens": 1}, "nvext": nvext})
+    assert ("", None) == (read.worker, read.expected_hit_rate)
