@@ -71,10 +71,11 @@ def _model(name: str, device: str, dtype: str, *, as_json: bool) -> tuple[dict[s
     fits = found.fits_tokens
     runs = not found.refused and fits > 0
     if as_json:
-        return {**asdict(found), "fits_tokens": fits, "runs": runs}, runs
+        longest = found.longest_tokens(fits * found.token_bytes)
+        return {**asdict(found), "fits_tokens": fits, "longest_tokens": longest, "runs": runs}, runs
     windows = ", ".join(map(str, found.window_tokens))
     sampling = ", ".join(f"{key} {value}" for key, value in found.suggested.items())
-    default_bytes = 256 * MIB
+    default_bytes, passing = 256 * MIB, found.kept_tokens < found.context_tokens
     rows = {
         "model": f"{found.name} ({found.family}{f', quantised with {found.quantised}' if found.quantised else ''})",
         "would run": "yes" if runs else f"no: {found.refused or 'it does not fit'}",
@@ -82,12 +83,15 @@ def _model(name: str, device: str, dtype: str, *, as_json: bool) -> tuple[dict[s
         "weights": f"{format_bytes(found.weights_bytes)} in memory, {format_bytes(found.files_bytes)} on disk",
         "unpacked": format_bytes(found.unpacked_bytes) + " more on disk, once" if found.unpacked_bytes else "",
         "working memory": f"about {format_bytes(found.working_bytes)}",
-        "KV": f"{format_bytes(found.token_bytes)} a token, {format_bytes(found.token_bytes * found.context_tokens)} for a "
-        f"whole context of {found.context_tokens:,}",
+        "KV": f"{format_bytes(found.token_bytes)} a token, {format_bytes(found.token_bytes * found.kept_tokens)} for a "
+        f"whole context of {found.context_tokens:,}{f', of which {found.kept_tokens:,} are kept' if passing else ''}",
         "context": f"{found.context_tokens:,} tokens{f': {found.why_context}' if found.why_context else ''}",
-        "sliding windows": windows and f"{windows} tokens; their blocks are kept as long as a layer sees further",
+        "sliding windows": windows
+        and f"{windows} tokens; their blocks are "
+        + ("freed when all have passed them" if passing else "kept as long as a layer sees further"),
         "fits": f"{fits:,} tokens of KV in the {format_bytes(found.available_bytes)} available; device_memory of "
-        f"{format_bytes(default_bytes)} (the default) holds {default_bytes // found.token_bytes:,}",
+        f"{format_bytes(default_bytes)} (the default) holds {default_bytes // found.token_bytes:,}"
+        + (f"; a context of {found.longest_tokens(default_bytes):,} passes through it" if passing else ""),
         "chat template": "yes" if found.template else "none: give chat_template=, or use prompt=",
         "suggested sampling": sampling and f"{sampling} (shown only: calls say what they want)",
         "tokenizer": found.doubt and f"may differ from the original model's: {found.doubt}",

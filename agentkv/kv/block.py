@@ -23,9 +23,10 @@ class Block:
     `where[tier]` is the slot of its copy there; `coming[tier]` a slot that a copy is on its way to (two phases: it
     becomes `where` when the copy ends well, and nobody reads it before). `users[tier]` counts transfers that read
     the copy, `pins` running sequences that read the device copy; either keeps the copy where it is (R8).
-    `up` and `down` are the targets of the trips under way; `refused` is the tier to which it could not be written last time.
-    `doomed`: to be forgotten as soon as nobody uses it. `fetched`: on the device ahead of its use. `kept_until_s`: an
-    ended task's template, kept so long for the next one. `behind`: so many sessions' windows have passed it.
+    `up` and `down` are the targets of the trips under way; `refused` is the tier to which it could not be written last
+    time. `doomed`: to be forgotten as soon as nobody uses it. `fetched`: on the device ahead of its use.
+    `kept_until_s`: an ended task's template, kept so long for the next one. `behind`: so many sessions' windows have
+    passed it.
     """
 
     __slots__ = (

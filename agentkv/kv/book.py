@@ -1,8 +1,8 @@
 """The book: which block has a copy in which tier, who holds it, and in which order copies are given up.
 
-Covers Holding (a session's blocks) and Book; a block is `block.py`. Every change of a copy goes through `place` and `vacate`, which
-keep the sessions' counts; `check()` recounts them. Does not move a byte: that is `transfers.py`. Not thread-safe:
-the lock of `Tiers` guards it.
+Covers Holding (a session's blocks) and Book; a block is `block.py`. Every change of a copy goes through `place` and
+`vacate`, which keep the sessions' counts; `check()` recounts them. Does not move a byte: that is `transfers.py`. Not
+thread-safe: the lock of `Tiers` guards it.
 """
 
 from __future__ import annotations
@@ -162,8 +162,8 @@ class Book:
         self, keys: Sequence[BlockKey], tokens: int | None = None, *, disk: bool = True
     ) -> tuple[int, list[Block]]:
         """The longest context of leading keys that can be gone on with: (number of its first block that the next token
-        sees, the blocks from there on), all of them with a copy. `tokens` is the length of all keys' content, if the last one is
-        partial.
+        sees, the blocks from there on), all of them with a copy. `tokens`: the length of all keys' content, if the last
+        one is partial.
         """
         if not self.window:
             return 0, self.leading(keys, disk=disk)
@@ -209,8 +209,8 @@ class Book:
         past: Sequence[BlockKey] = (),
         first: int = 0,
     ) -> list[Block]:
-        """Set what the session consists of: blocks from number `first` on. Its window has passed those before, whose keys are
-        `past`, as far as they are known. Returns the blocks that nobody needs any more and no window has passed.
+        """Set what the session consists of: blocks from number `first` on. Its window has passed those before, whose
+        keys are `past`, as far as they are known. Returns the blocks that nobody needs any more and no window has passed.
 
         Raises ValueError, and changes nothing, if a key comes twice: a chain cannot contain itself.
         """
@@ -241,13 +241,14 @@ class Book:
         return [block for block in old if not block.holders and not block.behind]
 
     def _pass_by(self, holding: Holding, past: Sequence[BlockKey], first: int) -> list[Block]:
-        """The window has passed the keys `past`, and what it had passed before only as far as that is among them. Returns
-        blocks that may have nobody any more.
+        """The window has passed the keys `past`, and what it had passed before only as far as that is among them.
+        Returns blocks that may have nobody any more.
         """
         chain, left = holding.chain, list(holding.past.values())
         known = {number: block for number, key in enumerate(past) if (block := self.blocks.get(key)) is not None}
         for block in known.values():
             block.behind += 1
+            block.kept_until_s = None
         for block in left:
             block.behind -= 1
         holding.past, step = known, first - holding.first
@@ -259,7 +260,7 @@ class Book:
         return [block for block in (*left, *gone) if self.blocks.get(block.key) is block]
 
     def shed(self, session: str, block: Block) -> bool:
-        """The session's window has passed `block`: True if nobody else holds it, and it had been in the session's chain."""
+        """The session's window has passed `block`: True if it was in the session's chain, and nobody else holds it."""
         holding = self.holdings.get(session)
         if holding is None or not holding.chain or holding.chain[0] is not block:
             return False

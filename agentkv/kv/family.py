@@ -62,8 +62,8 @@ class Family:
             self.host.close()
 
     def adopt(self, book: Book, keys: Sequence[BlockKey]) -> None:
-        """Let `book` share in the leading keys' lower copies that a sibling has and it lacks. Behind windows that all layers
-        have, there are holes.
+        """Let `book` share in the leading keys' lower copies that a sibling has and it lacks. Behind windows that all
+        layers have, there are holes.
         """
         if all(member.book is book for member in self.members):  # nobody to share with
             return

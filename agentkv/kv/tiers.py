@@ -159,8 +159,8 @@ class Tiers(PlannerSide):
             return first + len(blocks)
 
     def acquire(self, session: str, keys: Sequence[BlockKey], tokens: int | None = None) -> Lease | None:
-        """Pin the blocks of the context that `match` finds for a running sequence, as far as its next token sees them, and
-        load those that the device lacks.
+        """Pin the blocks of the context that `match` finds for a running sequence, as far as its next token sees them,
+        and load those that the device lacks.
 
         A block that is being loaded for somebody else is waited for, not loaded twice (R9). None if the device has
         no room at the moment: then nothing is pinned and nothing moves, `on_room` tells when to try again.
@@ -225,14 +225,14 @@ class Tiers(PlannerSide):
         order: int = 0,
         priority: int = 0,
     ) -> None:
-        """What the session's context consists of now, in order. Blocks that no session holds any more are freed; those that
-        all windows have passed are not held, and stay on the device until somebody needs the room.
+        """What the session's context consists of now, in order. Blocks that no session holds any more are freed; those
+        that all windows have passed are not held, and stay on the device until somebody needs the room.
 
         `template_tokens`: so many of its first tokens are a template that other tasks begin with. `background`: a
         side branch that nobody waits for. `order`: its task's place in order of arrival. `priority`: of its calls.
         """
         with self._locked():
-            first = self.window.first_seen(tokens)
+            first = self.window.first_seen(min(tokens, BLOCK_TOKENS * len(keys)))  # it is gone on with behind the keys
             past, now_s = keys[:first], self._clock.now_s()
             for block in self._book.hold(session, task, keys[first:], tokens, now_s, past=past, first=first):
                 self._transfers.forget(block)

@@ -347,8 +347,8 @@ class Transfers:
         self.book.tidy(block)
 
     def fade(self, block: Block) -> None:
-        """The windows of all its sessions have passed the block: it is not kept below the device any more. What is there stays
-        for a prompt that goes back, and is the first to make room.
+        """The windows of all its sessions have passed the block: it is not kept below the device any more. What is there
+        stays for a prompt that goes back, and is the first to make room.
         """
         self.counts["faded"] += 1
         for tier in LOWER:

@@ -1,7 +1,7 @@
 """Window: how far back the furthest-seeing layer of a model sees, in blocks.
 
-Covers the arithmetic of models all of whose layers have a sliding window: which blocks of a context can still be read by
-a token to come. Blocks before them are dead. What becomes of those is `book.py` and `transfers.py`.
+Covers the arithmetic of models all of whose layers have a sliding window: which blocks of a context can still be read
+by a token to come. Blocks before them are dead. What becomes of those is `book.py` and `transfers.py`.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Window:
 
     @property
     def least_blocks(self) -> int:
-        """A context of any length is computed in so many blocks, one at a time: those in sight, the one that is written, and
-        a copy of a partial one that others use too.
+        """A context of any length is computed in so many blocks, one at a time: those in sight, the one that is
+        written, and a copy of a partial one that others use too.
         """
         return self.reach_blocks + 2

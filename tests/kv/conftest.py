@@ -31,7 +31,9 @@ def content(key):
 class Rig:
     """Tiers and what an engine does with them. Wrong reads end up in `wrong`, as (session, index)."""
 
-    def __init__(self, *, device=8, host=8, disk=0, directory=None, streams=None, threads=False, slab=None, family=None):  # fmt: skip
+    def __init__(
+        self, *, device=8, host=8, disk=0, directory=None, streams=None, threads=False, slab=None, family=None, window=0
+    ):
         self.clock = ManualClock()
         if slab is None and disk:
             slab = Slab(directory, disk * GEOMETRY.slot_bytes, GEOMETRY.block_bytes)
@@ -41,6 +43,7 @@ class Rig:
         self.tiers = Tiers(
             geometry=GEOMETRY,
             device_bytes=device * GEOMETRY.block_bytes,
+            window_tokens=window,
             host_bytes=0 if family else host * GEOMETRY.slot_bytes,
             slab=slab,
             family=family,
@@ -97,7 +100,7 @@ class Rig:
             self.until(lambda: lease.ticket.done or None)
         if wait:
             self.streams.compute_wait(lease.ticket.event)
-        self.read(session, lease.blocks, keys, lease.ticket)
+        self.read(session, lease.blocks, keys[lease.first :], lease.ticket)
         return lease
 
     def read(self, session, blocks, keys, ticket=None):
@@ -122,18 +125,26 @@ class Rig:
         return self.tiers.commit(session, block, keys[at], keys[at - 1] if at else None, self.streams.record())
 
     def turn_of(self, session, keys, *, task=None):
-        """A whole model call: lease, read, compute what is missing, read all again, hold, release."""
+        """A whole model call: lease, read, compute what is missing, read all again, hold, release. Behind a window blocks
+        are given up on the way.
+        """
         lease = self.start(session, keys)
         self.until(lambda: lease.ticket.done or None)
-        blocks = lease.blocks
+        blocks, first = [0] * lease.first + lease.blocks, lease.first
         if lease.ticket.failed_from is not None:
-            self.tiers.release(session, blocks[lease.ticket.failed_from :], used=self.streams.record())
-            blocks = blocks[: lease.ticket.failed_from]
+            bad = first + lease.ticket.failed_from
+            kept = bad if first == 0 else 0  # behind a hole nothing is of use
+            self.tiers.release(session, blocks[max(first, kept) :], used=self.streams.record())
+            blocks, first = blocks[:kept], 0
         for at in range(len(blocks), len(keys)):
             self.write(session, blocks, keys, at)
-        self.read(session, blocks, keys)
+            seen = self.tiers.window.first_seen((at + 1) * BLOCK_TOKENS)
+            self.read(session, blocks[first:], keys[first:])
+            self.tiers.release(session, blocks[first:seen], used=self.streams.record(), behind=True)
+            first = max(first, seen)
+        self.read(session, blocks[first:], keys[first:])
         self.tiers.hold(session, task or session, keys, len(keys) * BLOCK_TOKENS)
-        self.tiers.release(session, blocks, used=self.streams.record())
+        self.tiers.release(session, blocks[first:], used=self.streams.record())
         self.clock.advance(1.0)
         return lease
 

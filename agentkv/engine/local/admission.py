@@ -34,7 +34,10 @@ class Claim:
 
 
 class Admission:
-    """What each tier holds, in blocks; of a context whose layers all have a `window`, only what that shows is kept. `admit` may be set at any time; `always`: nobody waits outside."""
+    """What each tier holds, in blocks. Of a context whose layers all have a `window`, only what that shows is kept.
+
+    `admit` may be set at any time; `always`: nobody waits outside.
+    """
 
     def __init__(
         self, blocks: dict[Tier, int], *, block_bytes: int, clock: Clock, window: Window | None = None

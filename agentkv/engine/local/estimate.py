@@ -15,7 +15,7 @@ import torch
 
 from agentkv.engine.local.convert import doubtful_tokenizer, stored_dtype, unpacked_bytes
 from agentkv.engine.local.dtypes import device_of, dtype_of, name_of
-from agentkv.engine.local.features import context_tokens, refusal, windows
+from agentkv.engine.local.features import context_tokens, refusal, window_tokens, windows
 from agentkv.engine.local.gguf_file import GgufFile, read_gguf
 from agentkv.engine.local.gguf_model import config_of
 from agentkv.engine.local.loader import config_in, local_place, suggestions_in
@@ -25,6 +25,7 @@ from agentkv.engine.local.shards import weights_of
 from agentkv.errors import AgentKVError, ModelError, UnsupportedModel
 from agentkv.kv.geometry import BLOCK_TOKENS, ITEM_BYTES, Geometry
 from agentkv.kv.limits import available_bytes
+from agentkv.kv.window import Window
 
 CHUNK_TOKENS = 512
 """Prefilled at a time, by default: what working memory is reckoned for."""
@@ -54,6 +55,8 @@ class Estimate:
     why_context: str
     window_tokens: tuple[int, ...]
     """The sliding windows of its layers; () where every layer sees the whole context."""
+    kept_tokens: int
+    """KV that a context keeps at most, in tokens: all of it, or what the widest window shows if all layers have one."""
     available_bytes: int
     template: bool
     suggested: Mapping[str, Any] = field(default_factory=dict)
@@ -65,6 +68,11 @@ class Estimate:
         """Tokens of KV for which there is room on the device beside the model; whole blocks."""
         room = self.available_bytes - self.weights_bytes - self.working_bytes
         return max(0, room // (BLOCK_TOKENS * self.token_bytes)) * BLOCK_TOKENS
+
+    def longest_tokens(self, size_bytes: int) -> int:
+        """The longest context that `size_bytes` of device memory can compute."""
+        window = self.window_tokens[-1] if self.kept_tokens < self.context_tokens else 0
+        return min(self.context_tokens, Window(tokens=window).longest(size_bytes // (BLOCK_TOKENS * self.token_bytes)))
 
 
 def estimate(name: str, *, device: str = "auto", dtype: str = "auto") -> Estimate:
@@ -84,6 +92,7 @@ def estimate(name: str, *, device: str = "auto", dtype: str = "auto") -> Estimat
     geometry = Geometry.from_hf_config(config, name_of(chosen))
     weights = _folder_weights(place, chosen) if read is None else ITEM_BYTES[name_of(chosen)] * _numbers(read)
     tokens, why_context = context_tokens(config)
+    window = Window(tokens=window_tokens(config))
     text = config.get_text_config()
     if where.type == "cpu" and chosen == torch.bfloat16 and text.tie_word_embeddings:
         weights += text.vocab_size * text.hidden_size * 2  # the output layer is packed, the embedding is not
@@ -98,11 +107,12 @@ def estimate(name: str, *, device: str = "auto", dtype: str = "auto") -> Estimat
         files_bytes=sum(path.stat().st_size for path in files or place.glob("*.safetensors")),
         unpacked_bytes=0 if read is None else unpacked_bytes(read),
         weights_bytes=weights,
-        working_bytes=_working_bytes(text, geometry, tokens),
+        working_bytes=_working_bytes(text, geometry, min(tokens, window.tokens + CHUNK_TOKENS) if window else tokens),
         token_bytes=geometry.token_bytes,
         context_tokens=tokens,
         why_context=why_context,
         window_tokens=tuple(sorted(set(windows(config)) - {0})),
+        kept_tokens=min(tokens, BLOCK_TOKENS * (window.reach_blocks + 1)) if window else tokens,
         available_bytes=torch.cuda.mem_get_info(where)[0] if where.type == "cuda" else available_bytes(),
         template=_has_template(place) if read is None else "tokenizer.chat_template" in read.metadata,
         suggested={} if read is not None else suggestions_in(place),
@@ -137,11 +147,11 @@ def _folder_weights(folder: Path, dtype: torch.dtype) -> int:
     return total
 
 
-def _working_bytes(text: Any, geometry: Geometry, context: int) -> int:
-    """A chunk's activations in the widest place, one layer's gathered K and V, and the libraries' own."""
+def _working_bytes(text: Any, geometry: Geometry, seen_tokens: int) -> int:
+    """A chunk's activations in the widest place, one layer's K and V of so many tokens, and the libraries' own."""
     wide: int = max(getattr(text, "intermediate_size", 0) or 0, text.hidden_size)
     activations: int = CHUNK_TOKENS * (4 * text.hidden_size + 3 * wide) * 4
-    gathered = context * geometry.token_bytes // geometry.layers
+    gathered = seen_tokens * geometry.token_bytes // geometry.layers
     logits: int = 4 * text.vocab_size * 16
     return activations + gathered + logits + _LIBRARIES_BYTES
 

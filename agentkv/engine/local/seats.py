@@ -1,10 +1,10 @@
 """Seats: the device blocks that sequences have, from the first to those that their windows have passed.
 
-Covers taking what the tiers know and what is to be computed, growing, and giving blocks up. Does not cover who gets a seat
-and who has to leave it (`batch.py`), nor what happens in the tiers (`kv/`). Used by the engine's thread only.
+Covers taking what the tiers know and what is to be computed, growing, and giving blocks up. Does not cover who gets a
+seat and who has to leave it (`batch.py`), nor what happens in the tiers (`kv/`). Used by the engine's thread only.
 
-A sequence gets all blocks of its prompt or none. Where all layers have a window, it gets what is in sight and a chunk; it
-takes the next ones as it goes and gives up those behind it, so that a context of any length passes through few blocks.
+A sequence gets all blocks of its prompt or none. Where all layers have a window, it gets what is in sight and a chunk;
+it takes the next ones as it goes and gives up those behind it, so that any context passes through few blocks.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ class Seats:
         self._fresh: list[int] = []
 
     def take(self, sequence: Sequence, *, beside_others: bool) -> Lease | None:
-        """Give the sequence what it needs to start: blocks that the tiers have, which are the lease, and private ones. Or
-        change nothing and return None.
+        """Give the sequence what it needs to start: blocks that the tiers have, which are the lease, and private ones.
+        Or change nothing and return None.
         """
         session = sequence.session.key
         keys, partial = self._findable(sequence)
@@ -82,7 +82,7 @@ class Seats:
     # -- while it computes
 
     def room_for(self, sequence: Sequence, count: int) -> int:
-        """So many of the next `count` prompt tokens have a place; new blocks are taken where all layers have a window."""
+        """So many of the next `count` prompt tokens have a place, new blocks included."""
         place = len(sequence.blocks) * BLOCK_TOKENS - sequence.computed
         if place >= count:
             return count

@@ -271,6 +271,18 @@ def test_a_prompt_longer_than_the_context_is_refused_with_both_numbers(start, as
     assert engine.submit(ask("x", 3)).result(60).token_ids
 
 
+@pytest.mark.parametrize("host", [0, 16])
+def test_a_turn_that_fills_the_device_to_the_last_token_is_answered(tiny, start, ask, host):
+    """There is no place for a copy of its partial block beside it: that one is computed again, and nobody waits for ever."""
+    engine = start(blocks=4, host=host)
+    first = engine.submit(ask("a first turn of a call", 4, task="t")).result(30)
+    prompt = "a first turn of a call" + first.text
+    prompt += "and then more, so that it is as long as it can be. Is it?"[: 60 - len(prompt)]
+    second = engine.submit(ask(prompt, 4, task="t")).result(30)
+    assert tiny.greedy(prompt, 4) == list(second.token_ids)
+    assert 16 == second.usage.cached_tokens
+
+
 def test_a_prompt_that_the_pool_can_never_hold_is_refused(start, ask):
     """The context would do, the device memory would not."""
     engine = start(blocks=8)

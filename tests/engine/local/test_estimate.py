@@ -13,6 +13,7 @@ import pytest
 from typer.testing import CliRunner
 
 from agentkv.cli import app
+from agentkv.engine.local.engine import LocalEngine
 from agentkv.engine.local.estimate import estimate
 from agentkv.engine.local.loader import load_model
 from agentkv.errors import ModelError, ModelNotFound
@@ -46,6 +47,30 @@ def test_sizes_are_those_of_the_loaded_model(models, tmp_path, family):
     assert (family in ("gemma3", "gpt-oss")) == (found.window_tokens == (32,))
     room = found.available_bytes - found.weights_bytes - found.working_bytes
     assert 0 <= room - found.fits_tokens * found.token_bytes < 16 * found.token_bytes
+
+
+@pytest.mark.parametrize(("family", "kept"), [("mistral-window", 48), ("phi3-window", 48), ("gemma2", 1024)])
+def test_a_context_of_windows_only_needs_little_memory(models, tmp_path, ask, family, kept):
+    """What the widest window shows is kept, and in one block more than that any context is computed; of a model with
+    one full layer everything is kept.
+    """
+    folder = models.save(tmp_path, family)
+    found = estimate(str(folder), device="cpu", dtype="float32")
+    block_bytes = 16 * found.token_bytes
+    assert kept == found.kept_tokens
+    small = kept // 16 + 1 if kept < 1024 else 4
+    longest = 1024 if kept < 1024 else 64
+    assert longest == found.longest_tokens(small * block_bytes + 1)
+    assert 16 * (small - 1) == found.longest_tokens(small * block_bytes - 1)
+    loaded = load_model(str(folder), device="cpu", dtype="float32")
+    with LocalEngine(loaded, device_memory=small * block_bytes) as engine:
+        assert longest == engine.context_tokens
+        answer = engine.submit(ask("x" * (longest - 4), 4)).result(60)
+        assert 0 < len(answer.token_ids) <= 4
+    code, text = _doctor("--model", folder, "--device", "cpu", "--dtype", "float32")
+    assert code == 0
+    assert (kept < 1024) == ("freed when all have passed them" in text) == ("a context of 1,024 passes" in text)
+    assert (kept < 1024) == (f"of which {kept:,} are kept" in text)
 
 
 def test_half_the_type_is_half_the_size(models, tmp_path):

@@ -261,22 +261,25 @@ def test_what_is_written_for_the_next_process_is_the_window(windowed, ask, tmp_p
         engine.tiers.check()
 
 
-def test_a_block_of_the_window_that_cannot_be_read_means_computing_from_the_start(  # noqa: PLR0917  fixtures
-    windowed, ask, park, flip, slots_on_disk, tmp_path
+@pytest.mark.parametrize(("blocks", "others"), [(24, 1), (80, 0)])
+def test_a_block_of_the_window_that_cannot_be_read_is_a_miss(  # noqa: PLR0917  fixtures
+    windowed, ask, park, flip, slots_on_disk, tmp_path, blocks, others
 ):
-    """One damaged byte on disk: nothing of the context can be used, and no token is wrong."""
+    """One damaged byte on disk: what is left of the context before it is used, if its window is there, and no token is wrong."""
     one, prompt = windowed(), text_of(12, 200)
-    with one.engine(24, disk=tmp_path, disk_memory=32 << 20) as engine:
+    with one.engine(blocks, disk=tmp_path, disk_memory=32 << 20) as engine:
         first = engine.submit(ask(prompt, 9, task="t")).result(60)
+        known = 200 + len(first.token_ids) - 1
         park(engine, first.session, Tier.DISK)
-        engine.submit(ask(text_of(99, 370), 1, task="other")).result(60)
+        for _ in range(others):
+            engine.submit(ask(text_of(99, 370), 1, task="other")).result(60)
         path, at = slots_on_disk(engine, tmp_path)[0]
         flip(path, at + 100)
         longer = prompt + first.text + " go on"
         second = engine.submit(ask(longer, 9, task="t")).result(60)
         assert one.greedy(longer, 9) == list(second.token_ids)
-        assert 0 == second.usage.cached_tokens
-        assert 1 == engine.stats()["kv"]["checksum_failures"]
+        assert (0 if others else 16 * one.window.first_seen(known)) == second.usage.cached_tokens
+        assert engine.stats()["kv"]["checksum_failures"] == 1
         engine.tiers.check()
 
 
