@@ -2,7 +2,7 @@
 
 Covers sync and async HTTP clients for `openai.OpenAI(http_client=...)`, ChatOpenAI's `http_client` and `http_async_client`, and
 what happens when a server does not understand: fields that it names in a 400 or 422, or that it cannot do with, are left
-out for this server from then on, and the request is sent once more. The user's own values win, field by field and header
+out, the request is sent once more, and where that helped they are left out for this server from then on. The user's own values win, field by field and header
 by header. Does not cover what is worth saying (`Extra` comes from an adapter). Built on whatever HTTP library the
 installed openai package builds on.
 """
@@ -104,21 +104,21 @@ class Injector:
             return response
         if response.status_code not in _REFUSED:
             return response
-        named = frozenset(name for name in names if name in response.text)
-        if not named and (origin, names) in self._accepted:
-            return response  # these it has taken before: the user's own mistake
+        named = named_in(response.text, names)
+        if not named and ((origin, names) in self._accepted or _is_about_another(response.text)):
+            return response  # the user's own mistake
         left_out = named or names
         again, _ = self._told(request, extra, without=left_out)
         second = yield again
         if second.status_code < _FINE:
             self._saw(again, extra)
-        if named or second.status_code < _FINE:
             self.refuse(origin, left_out)
             log.warn_once("fields_refused", origin=origin, fields=sorted(left_out), note="left out from now on")
             if self._on_refused is not None:
                 self._on_refused(origin, left_out)
             return second
-        return response  # it was not us: the first answer speaks of the user's whole request
+        # that it was us is not proved: a server may name our field only because it repeats the whole request
+        return second if named else response  # the first answer speaks of the user's whole request
 
     def _saw(self, told: Any, extra: Extra | None) -> None:
         if extra is None or extra.saw is None or not told.url.path.endswith(_MODEL_CALLS):
@@ -182,6 +182,25 @@ class Injector:
         if shaped is None:
             return None, frozenset()
         return json.dumps(shaped, separators=(",", ":"), ensure_ascii=False).encode(), extra.marks
+
+
+def named_in(text: str, names: frozenset[str]) -> frozenset[str]:
+    """Those of our fields that a refusal speaks of, as they are or in the server's own spelling (promptCacheKey)."""
+    plain = _plain(text)
+    return frozenset(name for name in names if _plain(name) in plain)
+
+
+def _plain(text: str) -> str:
+    return text.replace("_", "").replace("-", "").lower()
+
+
+def _is_about_another(text: str) -> bool:
+    """Whether a refusal that names none of ours names another parameter, as OpenAI's do."""
+    try:
+        error = json.loads(text)["error"]
+        return isinstance(error["param"], str) and error["param"] != ""
+    except (ValueError, LookupError, TypeError, RecursionError):
+        return False
 
 
 def spliced(content: bytes, ours: Mapping[str, Any]) -> bytes | None:
