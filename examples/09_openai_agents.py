@@ -1,5 +1,7 @@
 """The OpenAI Agents SDK over the embedded engine: its client, a task, and decorated tools.
 
+Tools are strict there: the embedded engine writes no arguments that their schema forbids.
+
 pip install openai-agents
 python examples/09_openai_agents.py --scripted     # no model needed
 python examples/09_openai_agents.py                # with the embedded model
@@ -10,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import sys
 
-from agents import Agent, OpenAIChatCompletionsModel, Runner, function_tool, set_tracing_disabled
+from agents import Agent, ModelSettings, OpenAIChatCompletionsModel, Runner, function_tool, set_tracing_disabled
 
 from agentkv import AgentKV, ScriptedEngine, ToolCall
 
@@ -26,7 +28,7 @@ async def main() -> None:
     set_tracing_disabled(True)  # it would go over the network
     with connect() as kv:
 
-        @function_tool(strict_mode=False)  # arguments are not constrained to the schema
+        @function_tool
         @kv.tool_function
         async def shell(cmd: str) -> str:
             """Run a command.
@@ -38,7 +40,8 @@ async def main() -> None:
             return f"{cmd}: README.md Makefile"
 
         model = OpenAIChatCompletionsModel(model=kv.engine.model, openai_client=kv.async_openai())
-        agent = Agent(name="counter", instructions="Be brief.", tools=[shell], model=model)
+        settings = ModelSettings(temperature=0, max_tokens=200)
+        agent = Agent(name="counter", instructions="Be brief.", tools=[shell], model=model, model_settings=settings)
         async with kv.task("count-files"):
             result = await Runner.run(agent, "How many files are there?")
         print(result.final_output)

@@ -1,5 +1,7 @@
 """pydantic-ai over the embedded engine: its client, a task, and decorated tools.
 
+Tools are strict there where their schemas allow it: the embedded engine writes no arguments that one forbids.
+
 pip install "pydantic-ai-slim[openai]"
 python examples/10_pydantic_ai.py --scripted     # no model needed
 python examples/10_pydantic_ai.py                # with the embedded model
@@ -10,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import sys
 
-from pydantic_ai import Agent, RunContext
+from pydantic_ai import Agent, ModelSettings, RunContext
 from pydantic_ai.models.openai import OpenAIChatModel
 from pydantic_ai.providers.openai import OpenAIProvider
 
@@ -27,9 +29,11 @@ def connect() -> AgentKV:
 async def main() -> None:
     with connect() as kv:
         provider = OpenAIProvider(openai_client=kv.async_openai())
-        agent = Agent(OpenAIChatModel(kv.engine.model, provider=provider), instructions="Be brief.", deps_type=str)
+        model = OpenAIChatModel(kv.engine.model, provider=provider)
+        settings = ModelSettings(temperature=0, max_tokens=200)
+        agent = Agent(model, instructions="Be brief.", deps_type=str, model_settings=settings)
 
-        @agent.tool(strict=False)  # arguments are not constrained to the schema
+        @agent.tool
         @kv.tool_function
         async def shell(ctx: RunContext[str], cmd: str) -> str:
             """Run a command."""
