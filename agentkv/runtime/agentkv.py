@@ -362,13 +362,13 @@ class AgentKV:
     def openai(self) -> OpenAI:
         """An `openai.OpenAI` client that talks to this engine without a socket."""
         self._check_open()
-        client: OpenAI = self._doors.open().openai()
+        client: OpenAI = self._doors.open(self).openai()
         return client
 
     def async_openai(self) -> AsyncOpenAI:
         """An `openai.AsyncOpenAI` client that talks to this engine without a socket."""
         self._check_open()
-        client: AsyncOpenAI = self._doors.open().async_openai()
+        client: AsyncOpenAI = self._doors.open(self).async_openai()
         return client
 
     # -- lifetime

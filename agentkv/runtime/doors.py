@@ -19,7 +19,9 @@ from agentkv.runtime.emit import Emitter
 from agentkv.runtime.sampled import Sampled
 
 if TYPE_CHECKING:
+    from agentkv.runtime.agentkv import AgentKV
     from agentkv.runtime.ways import Ways
+    from agentkv.server.stalls import Stalls
     from agentkv.server.transport import InProcess
 
 
@@ -44,18 +46,23 @@ class Doors:
         self._caller = caller
         self._lock = threading.Lock()
         self._in_process: InProcess | None = None
+        self._stalls: Stalls | None = None
 
-    def open(self) -> Any:
-        """The way in; the same each time."""
+    def open(self, kv: AgentKV) -> Any:
+        """The way in; the same each time. `kv` opens the scopes that hints tell of."""
+        from agentkv.runtime.serving import ToolsOf
         from agentkv.server.app import create_app
+        from agentkv.server.stalls import Stalls
         from agentkv.server.transport import InProcess
 
         with self._lock:
             if self._in_process is None:
+                stalls = self._stalls = Stalls(ToolsOf(kv))
                 app = create_app(
                     self._submit,
                     model=self._engine.model,
                     count_tokens=self._engine.count_tokens,
+                    stalls=stalls,
                     sampled=Sampled(self._engine),
                 )
                 self._in_process = InProcess(app, identify=self._identified)
@@ -110,8 +117,10 @@ class Doors:
         """End what is under way, and tell foreign endpoints what they are still to hear. Idempotent."""
         with self._lock:
             self._closed = True
-            doors, ways = self._in_process, self._ways
+            doors, ways, stalls = self._in_process, self._ways, self._stalls
         if doors is not None:
             doors.close()
+        if stalls is not None:
+            stalls.close()
         if ways is not None:
             ways.close()

@@ -42,7 +42,7 @@ class Served:
         self._budgets = KeyBudgets(
             keys, budgets=kv.budgets, account=kv._books.lasting_account, wall_ms=kv._clock.wall_ms
         )
-        stalls = Stalls(_Tools(kv))
+        stalls = Stalls(ToolsOf(kv))
         self._stack.callback(stalls.close)
         self.app: Starlette = create_app(
             kv.submit,
@@ -78,7 +78,7 @@ class Served:
         self._stack.close()
 
 
-class _Tools:
+class ToolsOf:
     """An AgentKV as `server.stalls.Tools`."""
 
     def __init__(self, kv: AgentKV) -> None:

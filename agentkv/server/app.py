@@ -31,6 +31,7 @@ try:
 except ImportError as missing:
     raise ExtraMissing("the app needs starlette: pip install 'agentkv-sdk[local]'") from missing
 
+from agentkv.hints.wire import WireHint
 from agentkv.server.admission import KEY_STATE, Admission, Life
 from agentkv.server.answers import EventStream, whole_answer
 from agentkv.server.events import ResponseReply
@@ -49,6 +50,8 @@ TASK_HEADER = "x-agentkv-task"
 SESSION_HEADER = "x-agentkv-session"
 IGNORED_HEADER = "x-agentkv-ignored"
 SAMPLING_HEADER = "x-agentkv-sampling"
+HINTS_HEADER = "x-agentkv-hints"
+"""What became of the hints in a call's `kv_hints`, one by one."""
 CALLER_STATE = "agentkv_caller"
 """The key of the ASGI scope's state under which a transport says who called."""
 MOST_BODY_BYTES = 64 << 20
@@ -112,7 +115,7 @@ def create_app(
         routes=routes,
         exception_handlers={HTTPException: _http_error},
         middleware=[
-            *cors(allow_origins, told=(SESSION_HEADER, IGNORED_HEADER, SAMPLING_HEADER)),
+            *cors(allow_origins, told=(SESSION_HEADER, IGNORED_HEADER, SAMPLING_HEADER, HINTS_HEADER)),
             Middleware(Admission, life=life, keys=keys),
         ],
     )
@@ -183,11 +186,13 @@ class _Doors:
 
     async def _answer(self, http: HttpRequest, asked: Asked, reply: Reply) -> Response:
         request, key = self._identified(http, asked.request), _key(http)
+        hinted = await self._hinted(key, asked.hints)
         stream = await _in_thread(self._started, request, key)
         if self._stalls is not None:
             self._note(stream, request, key, asked.lifecycle)
         headers = {SAMPLING_HEADER: json.dumps(self._sampled(request.sampling), separators=(",", ":"))}
         headers |= {IGNORED_HEADER: ",".join(asked.ignored)} if asked.ignored else {}
+        headers |= {HINTS_HEADER: hinted} if hinted else {}
         if asked.stream:
             return EventStream(stream, reply, headers)
         generation = await whole_answer(stream, http.receive)
@@ -195,6 +200,16 @@ class _Doors:
         if session.isascii() and session.isprintable():
             headers[SESSION_HEADER] = session
         return JSONResponse(reply.whole(generation), headers=headers)
+
+    async def _hinted(self, key: Key | None, hints: Sequence[WireHint]) -> str:
+        """Take what the call brings along before it begins: the end of its tool, for instance."""
+        stalls = self._stalls
+        if not hints:
+            return ""
+        if stalls is None:
+            refuse("kv_hints", "is taken where hints are", code="unsupported_parameter")
+        receipts = await asyncio.to_thread(lambda: [stalls.hint(key, hint) for hint in hints])
+        return ",".join(receipt["outcome"] for receipt in receipts)
 
     def _started(self, request: Request, key: Key | None) -> Stream:
         if self._enter is not None and key is not None:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from agentkv.engine.request import Request
+from agentkv.hints.wire import WireHint, read_envelope
 from agentkv.server.fields import Fields, refuse
 from agentkv.server.messages import read_messages, read_tools
 from agentkv.server.sampled import (
@@ -27,6 +28,7 @@ _TOKENCAKE = frozenset({
     "agent_type", "importance", "offload_eligible", "reusable_prefix", "agent_id", "graph_id", "node_id",
 })  # fmt: skip
 LONGEST_LIFECYCLE = 256
+MOST_HINTS = 64
 LIMITS = ("max_completion_tokens", "max_tokens")
 """Both names of the most tokens, the newer one first."""
 DEFAULT_COMPLETION_TOKENS = 16
@@ -46,6 +48,8 @@ class Asked:
     """The prompt, where it is to stand before each choice's text."""
     lifecycle: str | None = None
     """TokenCake's name for this call, by which its events will speak of it."""
+    hints: tuple[WireHint, ...] = ()
+    """What its `kv_hints` say; taken before the call begins."""
 
 
 def chat_request(body: Any, *, model: str) -> Asked:
@@ -138,6 +142,7 @@ def _asked(fields: Fields, request: Request, *, echo: str = "", lifecycle: str |
         include_usage = inner.flag("include_usage", default=False)
         inner.only("include_obfuscation", False, why="chunks are sent as they are")
         inner.end()
+    hints = read_kv_hints(fields)
     ignored = fields.end(harmless=HARMLESS)
     return Asked(
         request=request,
@@ -146,4 +151,16 @@ def _asked(fields: Fields, request: Request, *, echo: str = "", lifecycle: str |
         ignored=ignored,
         echo=echo,
         lifecycle=lifecycle,
+        hints=hints,
     )
+
+
+def read_kv_hints(fields: Fields) -> tuple[WireHint, ...]:
+    """Our hints in the envelope that vLLM's classes of this name read; actions of others are left to others."""
+    envelope = fields.any("kv_hints")
+    if envelope is None:
+        return ()
+    actions = envelope.get("actions") if isinstance(envelope, dict) else None
+    if not isinstance(actions, list) or len(actions) > MOST_HINTS:
+        refuse("kv_hints", f"is an object with a list of at most {MOST_HINTS} actions", code="invalid_type")
+    return tuple(read_envelope(envelope))

@@ -34,6 +34,15 @@ HOSTILE = [
     "${HOME}",
     "a b",
     "C:\\x",
+    "..",
+    "a\n",
+    "%2e%2e%2fetc%2fpasswd",
+    "%0d%0aX-Evil: 1",
+    "\u2025\uff0fetc",
+    "run-\uff17",
+    "r\u0443n-7",
+    "a\u2028b",
+    "y" * 10_000,
 ]
 WRITTEN = [name for name, where in ENGINES.items() if importlib.util.find_spec(where.partition(":")[0]) is not None]
 RARE = [fault if fault in ("hang", "nonsense") else pytest.param(fault, marks=pytest.mark.slow) for fault in FAULTS]

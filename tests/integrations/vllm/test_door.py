@@ -96,11 +96,16 @@ def test_what_is_no_hint_is_answered_and_the_next_one_is_heard(line, bad):
     assert ("failed", "applied") == (first["outcome"], second["outcome"])
 
 
-def test_hostile_names_come_in_as_digests(line, heard):
-    """No session is a path, nor a line break."""
-    line.sendall(json.dumps(HINT | {"session": "../../etc/passwd\n"}).encode() + b"\n")
+@pytest.mark.parametrize(
+    "name",
+    ["../../etc/passwd\n", "..", ".", "a/b", "a\\b", "\x00", "a\n", "%2e%2e%2fx", "\u2025\uff0fx", "run-\uff17", "a\u2028b", "x" * 10_000],
+)  # fmt: skip
+def test_hostile_names_come_in_as_digests(line, heard, name):
+    """No session is a path, a line break, nor another one's look-alike."""
+    line.sendall(json.dumps(HINT | {"session": name}).encode() + b"\n")
     answers(line)
     assert heard[0].session.startswith("x-")
+    assert 34 == len(heard[0].session)
 
 
 def test_a_line_without_end_is_hung_up_on(line, door):
