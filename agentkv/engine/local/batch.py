@@ -313,7 +313,7 @@ class Batch:
             keys.append(sequence.tail)
         self.admission.note(sequence)
         self._tiers.hold(
-            session.key,
+            sequence.holder,
             session.task,
             keys,
             sequence.computed,

@@ -207,13 +207,14 @@ class LocalEngine:
         self.tiers.drop_task(task)
 
     def finish_sessions(self, sessions: Iterable[str]) -> None:
-        for session in filter(self._sessions.drop, sessions):
-            self._forget(session)
+        for session in sessions:
+            self._forget(*self._sessions.drop(session))
 
-    def _forget(self, session: str) -> None:
-        self._restores.forget(session)
-        self._batch.admission.forget(session)
-        self.tiers.drop(session)
+    def _forget(self, *names: str) -> None:
+        for name in names:
+            self._restores.forget(name)
+            self._batch.admission.forget(name)
+            self.tiers.drop(name)
 
     def close(self) -> None:
         if os.getpid() != self._pid:  # the parent's to close: threads, files and pinned memory are its own
@@ -227,6 +228,7 @@ class LocalEngine:
         if at_close is not None:
             at_close(self.stats())
         if self._persist:
+            self._forget(*self._sessions.others())
             self.tiers.save(_SAVE_S)
         self.tiers.close()
         self._runner.close()
@@ -373,18 +375,16 @@ class LocalEngine:
         sequence.stream.device_s += sequence.clock.device_s
         if sequence.computed:
             answer.flush()
-            tokeniser = self._intake.tokeniser
-            session.transcript = sequence.transcript.answered(answer.written, answer.token_ids, tokeniser)
-            session.computed_tokens = sequence.computed
             self._batch.keep_tail(sequence)
             self._batch.hold(sequence)
+            self._forget(*session.take(sequence.told(), sequence.holder, sequence.choices, self._intake.tokeniser))
         self._counts["output_tokens"] += len(answer.token_ids)
         if (drafter := sequence.drafter) is not None:
             self._counts.update(drafted_tokens=drafter.drafted, accepted_tokens=drafter.accepted)
         self._batch.leave(sequence)
         self._sessions.leave(session)
         if session.dropped:  # its task was finished meanwhile
-            self._forget(session.key)
+            self._forget(*session.names)
 
     def _step_failed(self, error: Exception) -> None:
         """A step that raised ends the calls that took part in it; if it had no plan yet, all of them."""

@@ -94,13 +94,12 @@ class Intake:
         submitted_s = self._clock.now_s()
         refuse_unless(request, _CAN, engine="the embedded engine")
         _check_ids(request, self._loaded.vocabulary)
-        session, transcript, kept = self._counted.take(request) or self._prompt(request)
+        session, transcript, known_tokens = self._counted.take(request) or self._prompt(request)
         max_tokens = self._max_tokens(request, len(transcript.ids))
         grammar = grammar_of(request, tags=self._tags) if request.forced_ids is None else None
         if request.logprobs is not None:
             self._guides.raw(0)  # ExtraMissing now rather than in the engine's thread
         parts = [self._parts(request, transcript, grammar, max_tokens, choice) for choice in range(request.n)]
-        known_tokens = min(kept, session.computed_tokens)
         if not session.template_tokens:
             session.template_tokens = self._template_tokens(request, transcript)
         stream, choices = Stream(on_cancel=on_cancel, settles=True), Choices(request.n)
@@ -152,7 +151,7 @@ class Intake:
         return answer, Chooser(sampling, logprobs=request.logprobs, guide=guide)
 
     def _prompt(self, request: Request) -> tuple[Session, Transcript, int]:
-        """(session, the prompt's transcript, how many of its ids were taken over)."""
+        """(session, the prompt's transcript, how many of its ids were computed before)."""
         task = request.caller.task
         if request.messages is not None:
             text = self._chat.render(
@@ -164,7 +163,8 @@ class Intake:
         else:
             text = (request.prompt or "").replace(MARK, "\ufffd")
         session = self._sessions.choose(request.caller, text, request.session)
-        transcript, kept = session.transcript.extended(text, self._tokeniser, raw=request.prompt is not None)
+        base, computed = session.base(text, self._tokeniser)
+        transcript, kept = base.extended(text, self._tokeniser, raw=request.prompt is not None)
         if not transcript.ids:
             raise RequestInvalid("the prompt is empty: there is nothing to continue", param="prompt")
         if self._loaded.unknown and not self._loaded.unknown.isdisjoint(transcript.ids):
@@ -173,7 +173,7 @@ class Intake:
                 param="prompt" if request.messages is None else "messages",
                 code="unknown_token",
             )
-        return session, transcript, kept
+        return session, transcript, min(kept, computed)
 
     def _template_tokens(self, request: Request, transcript: Transcript) -> int:
         """Tokens before the first message that is not the system's."""

@@ -17,7 +17,7 @@ from agentkv.engine.local.answer import Answer
 from agentkv.engine.local.choices import Choices
 from agentkv.engine.local.drafts import Drafter
 from agentkv.engine.local.sampler import Chooser
-from agentkv.engine.local.sessions import Session
+from agentkv.engine.local.sessions import Session, Told
 from agentkv.engine.local.transcript import Transcript
 from agentkv.kv.geometry import BLOCK_TOKENS
 from agentkv.kv.index import BlockKey, chain_keys, tail_key
@@ -118,6 +118,21 @@ class Sequence:
     def prompt_tokens(self) -> int:
         """Length of the prompt."""
         return len(self.transcript.ids)
+
+    @property
+    def holder(self) -> str:
+        """The name under which its blocks are held: the session's own, and one of its own for each further choice."""
+        return f"{self.session.key}\x1f{self.rank[2]}" if self.choice else self.session.key
+
+    def told(self) -> Told:
+        """The prompt and what was written."""
+        answer = self.answer
+        return Told(
+            prompt=self.transcript,
+            written=answer.written,
+            token_ids=answer.token_ids,
+            computed_tokens=self.computed,
+        )
 
     @property
     def decoding(self) -> bool:

@@ -14,6 +14,7 @@ from typing import TypeVar
 
 from agentkv.core.task import Caller
 from agentkv.engine.local.chat import Written
+from agentkv.engine.local.tokeniser import Tokeniser
 from agentkv.engine.local.transcript import Transcript
 from agentkv.errors import RequestInvalid
 
@@ -22,6 +23,28 @@ _SESSIONS_PER_TASK = 64  # more are forgotten, longest unused first: unattribute
 _BRANCHES = 256  # that a session or a task remembers, latest last
 _SAME_LINE = 0.5  # a prompt of the same branch that shares more than this is taken for an edited continuation
 _Value = TypeVar("_Value")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Told:
+    """What a call wrote behind its prompt; with it `computed_tokens` have their KV."""
+
+    prompt: Transcript
+    written: str
+    token_ids: list[int]
+    computed_tokens: int
+
+    def shared_chars(self, prompt: str) -> int:
+        """Length of the part that `prompt` has in common with both; 0 if it is another prompt's."""
+        at = len(self.prompt.text)
+        if not prompt.startswith(self.prompt.text):
+            return 0
+        whole = Transcript(text=self.written)
+        return at + whole.shared_chars(prompt[at:])
+
+    def transcript(self, tokeniser: Tokeniser) -> Transcript:
+        """Both together."""
+        return self.prompt.answered(self.written, self.token_ids, tokeniser)
 
 
 @dataclass(slots=True, eq=False)
@@ -39,6 +62,36 @@ class Session:
     calls: int = 0
     """Calls under way."""
     dropped: bool = False
+    others: dict[str, Told] = field(default_factory=dict)
+    """Further choices of the last call, by the names under which their blocks are held: its client goes on with one."""
+    asked: object = None
+    """Whose choices these are."""
+
+    @property
+    def names(self) -> list[str]:
+        """All names under which blocks are held for it."""
+        return [self.key, *self.others]
+
+    def take(self, told: Told, holder: str, asked: object, tokeniser: Tokeniser) -> list[str]:
+        """A choice of the call `asked` has ended; names of choices of an earlier call, with which nobody goes on now."""
+        passed = [] if asked is self.asked else list(self.others)
+        if asked is not self.asked:
+            self.others.clear()
+        self.asked = asked
+        if holder == self.key:
+            self.transcript, self.computed_tokens = told.transcript(tokeniser), told.computed_tokens
+        else:
+            self.others[holder] = told
+        return passed
+
+    def base(self, prompt: str, tokeniser: Tokeniser) -> tuple[Transcript, int]:
+        """Of the last call's choices the one that has most in common with `prompt`, and how many of its ids are computed."""
+        if not self.others:
+            return self.transcript, self.computed_tokens
+        best = max(self.others.values(), key=lambda told: told.shared_chars(prompt))
+        if best.shared_chars(prompt) <= self.transcript.shared_chars(prompt):
+            return self.transcript, self.computed_tokens
+        return best.transcript(tokeniser), best.computed_tokens
 
 
 @dataclass(slots=True, eq=False)
@@ -113,7 +166,7 @@ class Sessions:
         for old in surplus:
             self._forget(old)
             del task.sessions[old.key]
-        keys = [old.key for old in surplus]
+        keys = [name for old in surplus for name in old.names]
         if keys:
             task.last = {branch: key for branch, key in task.last.items() if key not in keys}
         return keys
@@ -184,18 +237,18 @@ class Sessions:
             task = self._tasks.get(caller.task)
             return None if task is None else task.last.get(caller.branch)
 
-    def drop(self, key: str) -> bool:
-        """Forget one session; False if it is unknown. A call of it that is under way runs to its end."""
+    def drop(self, key: str) -> list[str]:
+        """Forget one session: under which names its blocks are held. None where a call of it runs to its end."""
         with self._lock:
             session = self._by_key.get(key)
             if session is None:
-                return False
+                return []
             task = self._tasks.get(session.task)
             if task is not None:
                 task.sessions.pop(key, None)
                 task.last = {branch: last for branch, last in task.last.items() if last != key}
             self._forget(session)
-            return not session.calls
+            return [] if session.calls else session.names
 
     def finish(self, task: str) -> list[str]:
         """Forget the task; the keys of its sessions."""
@@ -207,7 +260,12 @@ class Sessions:
         sessions = list(task.sessions.values()) if task else []
         for session in sessions:
             self._forget(session)
-        return [session.key for session in sessions]
+        return [name for session in sessions for name in session.names]
+
+    def others(self) -> list[str]:
+        """Names under which blocks of further choices are held."""
+        with self._lock:
+            return [name for session in self._by_key.values() for name in session.others]
 
     def _forget(self, session: Session) -> None:
         session.dropped = True

@@ -175,6 +175,8 @@ def _take_over(task: str, *, source: LocalEngine, to: LocalEngine) -> bool:
     """Have the task live there from now on, with all its sessions. False if a call of it is under way."""
     sessions = source._sessions.take_out(task)
     for session in sessions or ():
+        source._forget(*session.others)
+        session.others.clear()
         to._sessions.revive(session)
         hand_over(session.key, source=source.tiers, to=to.tiers)
         source._batch.admission.hand_over(session.key, to._batch.admission)
