@@ -111,7 +111,7 @@ def messages_break(old: tuple[Message, ...], new: tuple[Message, ...]) -> Break 
         cause, value = _content_cause(was.content, now.content)
         found = _text_break(was.content, now.content, cause)
         return replace(found, message=index, role=was.role, value=value)
-    return Break(message=index, character=len(was.content), role=was.role, cause=_calls_cause(was, now))
+    return Break(message=index, character=len(was.content), role=was.role, cause=_rest_cause(was, now))
 
 
 def shared_messages(old: tuple[Message, ...], new: tuple[Message, ...]) -> int:
@@ -169,7 +169,9 @@ def _content_cause(was: str, now: str) -> tuple[Cause, str]:
     return ("clock" if value == "clock" else "a changing value"), value
 
 
-def _calls_cause(was: Message, now: Message) -> Cause:
+def _rest_cause(was: Message, now: Message) -> Cause:
+    if was.tool_calls == now.tool_calls and was.reasoning != now.reasoning:
+        return "reasoning dropped" if was.reasoning else "text changed"
     same = len(was.tool_calls) == len(now.tool_calls) and all(
         one.name == other.name and one.id == other.id and _same_json(one, other)
         for one, other in zip(was.tool_calls, now.tool_calls, strict=True)

@@ -34,10 +34,12 @@ def mended(message: Message, names: frozenset[str] = frozenset(), *, as_written:
     if answers is not None and not isinstance(answers, str):
         answers = str(answers)
     name = None if message.name is None else mended_name(message.name, names) or None
-    same = (role, content, answers, name) == (message.role, message.content, message.tool_call_id, message.name)
+    thought = clean(message.reasoning) if role == "assistant" and message.reasoning else ""
+    made = (role, content, answers, name, thought)
+    same = made == (message.role, message.content, message.tool_call_id, message.name, message.reasoning)
     if same and calls is message.tool_calls:
         return message
-    return replace(message, role=role, content=content, tool_calls=calls, tool_call_id=answers, name=name)
+    return Message(role=role, content=content, tool_calls=calls, tool_call_id=answers, name=name, reasoning=thought)
 
 
 def clean(text: str) -> str:

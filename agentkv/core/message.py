@@ -21,13 +21,16 @@ class ToolCall:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Message:
-    """One message. `content` is text; an assistant turn that only calls tools has content ""."""
+    """One message. `content` is text; an assistant turn that only calls tools has content "". `reasoning`: what the
+    assistant thought before it answered; the model's chat template decides whether it is shown again.
+    """
 
     role: Role
     content: str = ""
     tool_calls: tuple[ToolCall, ...] = ()
     tool_call_id: str | None = None
     name: str | None = None
+    reasoning: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -17,7 +17,7 @@ _TOKEN = re.compile(r"\s*\S+|\s+\Z")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reply:
-    """One answer in full: text, then tool calls.
+    """One answer in full: what is thought (`reasoning`), text, then tool calls.
 
     `logprobs`: one entry for each word of the text, for requests that ask; without them every word is made up to be
     half as likely as the one before.
@@ -26,6 +26,7 @@ class Reply:
     text: str = ""
     tool_calls: tuple[ToolCall, ...] = ()
     logprobs: tuple[TokenLogprob, ...] | None = None
+    reasoning: str = ""
 
 
 One = str | ToolCall | Reply

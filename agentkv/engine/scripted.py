@@ -233,7 +233,7 @@ class ScriptedEngine:
         told = [self._said(reply, call.request) for reply in replies_of(call.answer, call.request)]
         said = [choice for choice, _ in told]
         words = sorted(
-            (index, number, word) for number, one in enumerate(said) for index, word in enumerate(tokens_of(one.text))
+            (index, number, word) for number, one in enumerate(said) for index, word in enumerate(_spoken(one))
         )  # the choices grow side by side
         first_s = None
         for count, (index, number, word) in enumerate(words):
@@ -241,21 +241,26 @@ class ScriptedEngine:
                 return None
             first_s = self._clock.now_s() if first_s is None else first_s
             one, here = said[number], slice(index, index + 1)
-            call.stream.push(
-                Chunk(text=word, token_ids=one.token_ids[here], choice=number, logprobs=one.logprobs[here])
-            )
+            thought = len(tokens_of(one.reasoning))
+            ids = one.token_ids[here]
+            if index < thought:
+                call.stream.push(Chunk(text="", token_ids=ids, choice=number, reasoning=word))
+                continue
+            entries = one.logprobs[index - thought : index - thought + 1]
+            call.stream.push(Chunk(text=word, token_ids=ids, choice=number, logprobs=entries))
         first = said[0]
         return Generation(
             text=first.text,
             raw=first.raw,
             token_ids=first.token_ids,
             finish_reason=first.finish_reason,
-            usage=self._settle(call, [written for _, written in told]),
+            usage=self._settle(call, told),
             timing=self._timing(call, first_s),
             tool_calls=first.tool_calls,
             session=call.session,
             model=self.model,
             logprobs=first.logprobs,
+            reasoning=first.reasoning,
             others=tuple(said[1:]),
         )
 
@@ -264,12 +269,13 @@ class ScriptedEngine:
         sampling = request.sampling
         text, stopped_early = until_stop(reply.text, sampling.stop)
         calls = () if stopped_early or request.tool_choice.mode == "none" else reply.tool_calls
-        spoken = tokens_of(text)
-        written = spoken + call_tokens(calls)
+        thought, spoken = tokens_of(reply.reasoning), tokens_of(text)
+        written = thought + spoken + call_tokens(calls)
         finish: FinishReason = "tool_calls" if calls else "stop"
         if sampling.max_tokens is not None and len(written) > sampling.max_tokens:
             written, calls, finish = written[: sampling.max_tokens], (), "length"
-            spoken = spoken[: len(written)]
+            thought = thought[: len(written)]
+            spoken = spoken[: len(written) - len(thought)]
         choice = Choice(
             text="".join(spoken),
             raw="".join(written),
@@ -277,6 +283,7 @@ class ScriptedEngine:
             finish_reason=finish,
             tool_calls=calls,
             logprobs=logprobs_of(reply, spoken, request.logprobs),
+            reasoning="".join(thought),
         )
         return choice, written
 
@@ -294,14 +301,15 @@ class ScriptedEngine:
         with self._lock:
             return tuple(self._ids.setdefault(token, len(self._ids)) for token in tokens)
 
-    def _settle(self, call: _Call, choices: list[list[str]]) -> Usage:
-        """`choices`: the words of each; the next turn goes on from the first."""
-        usage = call.usage + Usage(output_tokens=sum(map(len, choices)))
+    def _settle(self, call: _Call, choices: list[tuple[Choice, list[str]]]) -> Usage:
+        """`choices`: each with its words; the next turn goes on from those of the first."""
+        thoughts = sum(len(tokens_of(choice.reasoning)) for choice, _ in choices)
+        usage = call.usage + Usage(output_tokens=sum(len(words) for _, words in choices), reasoning_tokens=thoughts)
         with self._lock:
             self._used += usage
             task = self._tasks.get(call.request.caller.task)
             if task is not None:
-                task.sent.append(call.prompt + choices[0])
+                task.sent.append(call.prompt + choices[0][1])
         return usage
 
     def _timing(self, call: _Call, first_s: float | None) -> Timing:
@@ -309,3 +317,8 @@ class ScriptedEngine:
         ttft_s = (now_s if first_s is None else first_s) - call.submitted_s
         total_s = now_s - call.submitted_s
         return Timing(prefill_s=ttft_s, decode_s=total_s - ttft_s, ttft_s=ttft_s, total_s=total_s)
+
+
+def _spoken(choice: Choice) -> list[str]:
+    """The words of a choice that stream: thoughts, then text."""
+    return tokens_of(choice.reasoning) + tokens_of(choice.text)

@@ -1,7 +1,7 @@
 """ResponseReply: an answer in the form of OpenAI's responses, whole and as a stream of typed events.
 
-Output items are a message, where there is text, and one function_call for each call. The stream tells each item's
-beginning, its pieces and its end, and last the whole response.
+Output items are the reasoning, where the model thought, a message, where there is text, and one function_call for each
+call. The stream tells each item's beginning, its pieces and its end, and last the whole response.
 """
 
 from __future__ import annotations
@@ -33,6 +33,9 @@ class ResponseReply:
     id: str = field(default_factory=lambda: new_id("resp_"))
     _number: int = 0
     _message_id: str = field(default_factory=lambda: new_id("msg_"))
+    _reasoning_id: str = field(default_factory=lambda: new_id("rs_"))
+    _thought: str = ""
+    _thought_ended: bool = False
     _text: str = ""
     _logprobs: list[TokenLogprob] = field(default_factory=list)
     _text_at: int | None = None
@@ -47,7 +50,10 @@ class ResponseReply:
         self._kept(generation)
         output: list[dict[str, Any]] = []
         status = "incomplete" if generation.finish_reason in _INCOMPLETE else "completed"
-        if generation.text or not (generation.tool_calls or generation.unfinished):
+        if generation.reasoning:
+            over = generation.text or generation.tool_calls or generation.unfinished
+            output.append(self._reasoning(generation.reasoning, "completed" if over else status))
+        if generation.text or not (output or generation.tool_calls or generation.unfinished):
             output.append(self._message(generation.text, generation.logprobs, status))
         output += [_call_item(call, new_id("fc_"), "completed") for call in generation.tool_calls]
         output += [_call_item(call, new_id("fc_"), "incomplete") for call in generation.unfinished]
@@ -55,7 +61,12 @@ class ResponseReply:
 
     def _kept(self, generation: Generation) -> None:
         if self.store:
-            said = Message(role="assistant", content=generation.text, tool_calls=generation.tool_calls)
+            said = Message(
+                role="assistant",
+                content=generation.text,
+                tool_calls=generation.tool_calls,
+                reasoning=generation.reasoning,
+            )
             self.keep(self.id, said)
 
     def _response(
@@ -88,6 +99,12 @@ class ResponseReply:
             "content": [_text_part(text, logprobs)],
         }
 
+    def _reasoning(self, text: str, status: str) -> dict[str, Any]:
+        content = [{"type": "reasoning_text", "text": text}] if text else []
+        return {
+            "type": "reasoning", "id": self._reasoning_id, "summary": [], "content": content, "status": status,
+        }  # fmt: skip
+
     # -- stream
 
     def begin(self) -> bytes:
@@ -97,9 +114,11 @@ class ResponseReply:
 
     def piece(self, chunk: Chunk) -> bytes:
         """Text and arguments as they come."""
-        told = b""
+        told = self._thought_piece(chunk.reasoning) if chunk.reasoning else b""
+        if chunk.text or chunk.logprobs or chunk.calls:
+            told += self._thought_done("completed")
         if chunk.text or chunk.logprobs:
-            told = self._open_text()
+            told += self._open_text()
             self._text += chunk.text
             self._logprobs += chunk.logprobs
             told += self._event(
@@ -113,10 +132,34 @@ class ResponseReply:
     def _open_text(self) -> bytes:
         if self._text_at is not None:
             return b""
-        self._text_at = len(self._calls)
+        self._text_at = len(self._calls) + bool(self._thought)
         item = {**self._message("", (), "in_progress"), "content": []}
         return self._event("response.output_item.added", output_index=self._text_at, item=item) + self._event(
             "response.content_part.added", **self._place(), part=_text_part("", ())
+        )
+
+    def _thought_piece(self, text: str) -> bytes:
+        """Thoughts come first; those behind an answer that has begun belong to them all the same."""
+        told = b""
+        if not self._thought:
+            item, part = self._reasoning("", "in_progress"), {"type": "reasoning_text", "text": ""}
+            told = self._event("response.output_item.added", output_index=0, item=item)
+            told += self._event("response.content_part.added", **self._thinking(), part=part)
+        self._thought += text
+        return told + self._event("response.reasoning_text.delta", **self._thinking(), delta=text)
+
+    def _thinking(self) -> dict[str, Any]:
+        return {"item_id": self._reasoning_id, "output_index": 0, "content_index": 0}
+
+    def _thought_done(self, status: str) -> bytes:
+        if not self._thought or self._thought_ended:
+            return b""
+        self._thought_ended = True
+        item = self._reasoning(self._thought, status)
+        return (
+            self._event("response.reasoning_text.done", **self._thinking(), text=self._thought)
+            + self._event("response.content_part.done", **self._thinking(), part=item["content"][0])
+            + self._event("response.output_item.done", output_index=0, item=item)
         )
 
     def _place(self) -> dict[str, Any]:
@@ -127,7 +170,7 @@ class ResponseReply:
         if delta.index == len(self._calls):
             call = ToolCall(id=delta.id, name=delta.name, arguments="")
             item = _call_item(call, new_id("fc_"), "in_progress")
-            at = len(self._calls) + (self._text_at is not None)
+            at = len(self._calls) + bool(self._thought) + (self._text_at is not None)
             self._calls.append(item)
             self._calls_at.append(at)
             told = self._event("response.output_item.added", output_index=at, item=dict(item))
@@ -146,10 +189,14 @@ class ResponseReply:
         for index, call in enumerate(generation.tool_calls):
             if index >= len(self._calls):  # it did not come in pieces
                 told += self._call_piece(CallDelta(index=index, id=call.id, name=call.name, arguments=call.arguments))
-        if not self._calls:
-            told += self._open_text()
         status = "incomplete" if generation.finish_reason in _INCOMPLETE else "completed"
         output: list[dict[str, Any]] = []
+        if not self._calls and not self._thought:
+            told += self._open_text()
+        if self._thought:
+            over = self._text_at is not None or self._calls
+            told += self._thought_done("completed" if over else status)
+            output.append(self._reasoning(self._thought, "completed" if over else status))
         message = self._message(self._text, tuple(self._logprobs), status)
         if self._text_at is not None:
             told += self._text_done(message)

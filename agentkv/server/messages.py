@@ -29,7 +29,9 @@ def _message(fields: Fields) -> Message:
     if role is None:
         refuse(fields.at("role"), f"{name!r:.40} is not one of {', '.join(_ROLES)}")
     calls: tuple[ToolCall, ...] = ()
+    reasoning = ""
     if role == "assistant":
+        reasoning = _reasoning(fields)
         items = fields.items("tool_calls") or []
         calls = tuple(_call(Fields(item, f"{fields.at('tool_calls')}[{i}]")) for i, item in enumerate(items))
         fields.only("annotations", [], why="they are not read")
@@ -39,9 +41,19 @@ def _message(fields: Fields) -> Message:
         tool_calls=calls,
         tool_call_id=fields.text("tool_call_id") if role == "tool" else None,
         name=fields.text("name", "") or None,
+        reasoning=reasoning,
     )
     fields.end()
     return message
+
+
+def _reasoning(fields: Fields) -> str:
+    """What the assistant thought, under either of the names that servers tell it by."""
+    told = [fields.any(name) for name in ("reasoning_content", "reasoning")]
+    for name, value in zip(("reasoning_content", "reasoning"), told, strict=True):
+        if value is not None and not isinstance(value, str):
+            refuse(fields.at(name), f"must be a text, not {kind_of(value)}", code="invalid_type")
+    return told[0] or told[1] or ""
 
 
 def _content(content: Any, path: str, *, optional: bool) -> str:

@@ -133,6 +133,7 @@ def _shared() -> dict[str, Schema]:
                     ("role",),
                     role=_one_of("assistant"),
                     content=_or_null(_ref("Content")),
+                    reasoning_content=_or_null(_TEXT),
                     tool_calls=_list(_object(("id", "function"), id=_NAME, type=_one_of("function"), function=call)),
                 ),
                 _object(

@@ -105,6 +105,8 @@ class ChatReply(_Frame):
         if calls:
             message["content"] = choice.text or None
             message["tool_calls"] = [_call(call) for call in calls]
+        if choice.reasoning:
+            message["reasoning_content"] = choice.reasoning
         logprobs = chat_logprobs(choice.logprobs)
         return {"index": index, "message": message, "logprobs": logprobs, "finish_reason": choice.finish_reason}
 
@@ -114,8 +116,10 @@ class ChatReply(_Frame):
 
     def piece(self, chunk: Chunk) -> bytes:
         told = b""
+        if chunk.reasoning:
+            told = self._delta(chunk.choice, {"reasoning_content": chunk.reasoning})
         if chunk.text or chunk.logprobs:
-            told = self._delta(chunk.choice, {"content": chunk.text}, logprobs=chat_logprobs(chunk.logprobs))
+            told += self._delta(chunk.choice, {"content": chunk.text}, logprobs=chat_logprobs(chunk.logprobs))
         if chunk.calls:
             self._told.add(chunk.choice)
         return told + b"".join(self._delta(chunk.choice, {"tool_calls": [_call_delta(one)]}) for one in chunk.calls)

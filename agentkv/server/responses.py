@@ -1,8 +1,8 @@
 """From the JSON body of POST /v1/responses to our Request: the part of that API that agents use.
 
-Covers input items (messages, function_call, function_call_output), instructions, functions as tools, formats, and what
+Covers input items (messages, function_call, function_call_output, reasoning), instructions, functions as tools, formats, and what
 is told back of them. Does not cover: the reply (`events.py`), earlier responses (`stored.py`), hosted tools, files,
-images, reasoning items, background and conversations, which are refused by name.
+images, background and conversations, which are refused by name.
 """
 
 from __future__ import annotations
@@ -140,28 +140,46 @@ def _input(value: Any) -> tuple[Message, ...]:
     if not isinstance(value, list) or not value:
         what = "is missing" if value is None else f"must be a text or a list of items, not {kind_of(value)}"
         refuse("input", what if value != [] else "is empty", code="missing_required_parameter")
-    return joined(_item(Fields(item, f"input[{index}]")) for index, item in enumerate(value))
+    items = [_item(Fields(item, f"input[{index}]")) for index, item in enumerate(value)]
+    turns = joined(item for item in items if item is not None)
+    if not turns:
+        refuse("input", "holds nothing but reasoning")
+    return turns
 
 
 def joined(messages: Iterable[Message]) -> tuple[Message, ...]:
-    """Items as messages: what an assistant said and the calls that follow it are one turn."""
+    """Items as messages: what an assistant thought, what it said and the calls that follow are one turn.
+
+    A thought that nothing follows is left out.
+    """
     turns: list[Message] = []
+    thought = ""
     for message in messages:
         last = turns[-1] if turns else None
-        if last is not None and last.role == message.role == "assistant" and message.tool_calls:
+        if _is_thought(message):
+            thought = message.reasoning
+        elif last is not None and last.role == message.role == "assistant" and message.tool_calls and not thought:
             turns[-1] = replace(last, tool_calls=(*last.tool_calls, *message.tool_calls))
         else:
-            turns.append(message)
+            turns.append(replace(message, reasoning=thought) if thought and message.role == "assistant" else message)
+            thought = ""
     return tuple(turns)
 
 
-def _item(fields: Fields) -> Message:
+def _is_thought(message: Message) -> bool:
+    return bool(message.reasoning) and not (message.content or message.tool_calls)
+
+
+def _item(fields: Fields) -> Message | None:
     kind = fields.text("type", "message")
-    read = {"message": _message, "function_call": _call, "function_call_output": _output}.get(kind)
+    kinds: dict[str, Callable[[Fields], Message | None]] = {
+        "message": _message, "function_call": _call, "function_call_output": _output, "reasoning": _reasoning,
+    }  # fmt: skip
+    read = kinds.get(kind)
     if read is None:
         refuse(
             fields.at("type"),
-            f"{kind!r:.40} is not supported: only messages and function calls are",
+            f"{kind!r:.40} is not supported: only messages, function calls and reasoning are",
             code="unsupported_value",
         )
     message = read(fields)
@@ -181,6 +199,20 @@ def _message(fields: Fields) -> Message:
 def _call(fields: Fields) -> Message:
     call = ToolCall(id=fields.text("call_id"), name=fields.text("name"), arguments=fields.text("arguments"))
     return Message(role="assistant", tool_calls=(call,))
+
+
+def _reasoning(fields: Fields) -> Message | None:
+    """What an earlier answer thought; None where there is no text: what is encrypted is no thought of this model's."""
+    fields.any("summary")
+    fields.any("encrypted_content")
+    parts = fields.items("content") or []
+    texts = []
+    for index, part in enumerate(parts):
+        inner = Fields(part, f"{fields.at('content')}[{index}]")
+        inner.only("type", "reasoning_text", why="only text is read")
+        texts.append(inner.text("text"))
+        inner.end()
+    return Message(role="assistant", reasoning="".join(texts)) if any(texts) else None
 
 
 def _output(fields: Fields) -> Message:

@@ -26,7 +26,15 @@ from agentkv.engine.base import Chunk, Generation, Request, Sampling
 from agentkv.errors import ConfigError
 from agentkv_langgraph.caller import caller_of_metadata, named_in_metadata
 from agentkv_langgraph.choice import Choice, format_of, kept, submitted
-from agentkv_langgraph.messages import to_ai_message, to_call_chunk, to_call_chunks, to_messages, to_tools, turn_fields
+from agentkv_langgraph.messages import (
+    REASONING,
+    to_ai_message,
+    to_call_chunk,
+    to_call_chunks,
+    to_messages,
+    to_tools,
+    turn_fields,
+)
 from agentkv_langgraph.structured import Shape, adrive, drive, structured
 
 _SAMPLING = ("max_tokens", "temperature", "top_p", "seed")
@@ -305,9 +313,10 @@ def _result(generation: Generation, sampling: dict[str, Any]) -> ChatResult:
 
 
 def _chunks(piece: Chunk) -> Iterator[ChatGenerationChunk]:
-    """A piece of an answer; one of a call has a chunk of its own."""
+    """A piece of an answer, with what was thought before it; one of a call has a chunk of its own."""
     if piece.text or not piece.calls:
-        yield ChatGenerationChunk(message=AIMessageChunk(content=piece.text))
+        thought = {REASONING: piece.reasoning} if piece.reasoning else {}
+        yield ChatGenerationChunk(message=AIMessageChunk(content=piece.text, additional_kwargs=thought))
     for delta in piece.calls:
         yield ChatGenerationChunk(message=AIMessageChunk(content="", tool_call_chunks=[to_call_chunk(delta)]))
 

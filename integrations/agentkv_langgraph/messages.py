@@ -23,6 +23,8 @@ from agentkv.errors import RequestInvalid
 
 RAW = "agentkv_raw"
 RAW_CALLS = "agentkv_raw_calls"
+REASONING = "reasoning_content"
+"""Where LangChain's other integrations have what a model thought."""
 _SPOKEN_ELSEWHERE = {"tool_call", "tool_use", "invalid_tool_call", "reasoning", "thinking", "redacted_thinking"}
 """Blocks of an assistant turn that are not its text: calls are in `tool_calls`, reasoning is not sent again."""
 
@@ -89,10 +91,11 @@ def _to_turn(message: AIMessage, text: str) -> Message:
         )
         for call in message.invalid_tool_calls
     ]
-    raw = message.additional_kwargs.get(RAW)
-    if not calls and isinstance(raw, str) and not raw_calls and text.strip() and text.strip() in raw:
+    raw, thought = message.additional_kwargs.get(RAW), message.additional_kwargs.get(REASONING)
+    thought = thought if isinstance(thought, str) else ""
+    if not calls and not thought and isinstance(raw, str) and not raw_calls and text.strip() and text.strip() in raw:
         text = raw
-    return Message(role="assistant", content=text, tool_calls=tuple(calls))
+    return Message(role="assistant", content=text, tool_calls=tuple(calls), reasoning=thought)
 
 
 def _arguments(args: Any, written: str | None) -> str:
@@ -203,6 +206,7 @@ def to_ai_message(generation: Generation, sampling: Mapping[str, Any] | None = N
         invalid.append(
             invalid_tool_call(name=call.name, args=told, id=call.id, error="the answer was cut inside of a call")
         )
-    return AIMessage(
-        content=generation.text, tool_calls=valid, invalid_tool_calls=invalid, **turn_fields(generation, sampling)
-    )
+    fields = turn_fields(generation, sampling)
+    if generation.reasoning:
+        fields["additional_kwargs"][REASONING] = generation.reasoning
+    return AIMessage(content=generation.text, tool_calls=valid, invalid_tool_calls=invalid, **fields)

@@ -61,7 +61,7 @@ BAD = [
     ({"input": None}, "input"),
     ({"input": []}, "input"),
     ({"input": 4}, "input"),
-    ({"input": [{"type": "reasoning", "id": "r"}]}, "input[0].type"),
+    ({"input": [{"type": "reasoning", "id": "r"}]}, "input"),
     ({"input": [{"type": "item_reference", "id": "r"}]}, "input[0].type"),
     ({"input": [{"role": "tool", "content": "x"}]}, "input[0].role"),
     ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "input[0].content[0].type"),

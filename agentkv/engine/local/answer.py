@@ -13,6 +13,7 @@ from agentkv.core.message import ToolCall
 from agentkv.engine.base import FinishReason, TokenLogprob
 from agentkv.engine.local.aside import Aside
 from agentkv.engine.local.detokenise import Detokeniser, StopGate
+from agentkv.engine.local.thoughts import SPELLED
 from agentkv.engine.local.tokeniser import Tokeniser
 from agentkv.engine.local.toolcalls import TAGS, Gate, Wanted
 
@@ -50,6 +51,7 @@ class Answer:
         self._told: list[TokenLogprob] = []
         self._called = False
         self.token_ids: list[int] = []
+        self.reasoning_tokens = 0
         self.logprobs: list[TokenLogprob] = []
         """The entries of the text that was shown."""
         self.text = ""
@@ -81,6 +83,7 @@ class Answer:
     def add(self, token_id: int, logprob: TokenLogprob | None = None) -> str:
         """The text that may be shown now that this token is known."""
         self.token_ids.append(token_id)
+        thought = self._gate.thinks
         control = self._tokeniser.control(token_id)
         if control is None:
             if logprob is not None:
@@ -95,6 +98,7 @@ class Answer:
         shown = self._show(piece)
         if control is not None and self._stop.hit is None:
             shown += self._mark(control)
+        self.reasoning_tokens += thought or self._gate.thinks
         self.reason = self._end(token_id)
         return shown
 
@@ -119,7 +123,7 @@ class Answer:
             return ""
         held = self._stop.finish()  # no stop text goes across a control token
         self.raw += held
-        if control in TAGS:
+        if control in TAGS or control in SPELLED:
             self.raw += control
         shown = self._gate.feed(held) + self._gate.control(control)
         self.text += shown
@@ -131,6 +135,10 @@ class Answer:
 
     def _certain(self, shown: str) -> None:
         """Log probabilities go with the text: those of tokens that are shown to their last byte."""
+        hidden, self._gate.aside.hidden_bytes = self._gate.aside.hidden_bytes, 0
+        if hidden:  # it stood before what is shown now
+            self._shown_bytes += hidden
+            self._waiting = [one for one in self._waiting if one[0] - len(one[1].raw) >= self._shown_bytes]
         if not self._waiting:
             return
         self._shown_bytes += len(shown.encode())
@@ -182,6 +190,8 @@ class Answer:
             self.reason = "stop"
         if wanted:
             self.reason = "tool_calls"
+        if self._gate.hides and not wanted:
+            self.raw = self.text
         self.unfinished = _calls(self._gate.unfinished)
         return shown + tail + held, _calls(wanted)
 

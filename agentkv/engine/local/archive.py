@@ -63,6 +63,7 @@ def memo_of(session: Session, model: str) -> dict[str, Any]:
             call_id: {
                 "raw": written.raw,
                 "content": written.content,
+                "reasoning": written.reasoning,
                 "calls": [[call.id, call.name, call.arguments] for call in written.calls],
             }
             for call_id, written in session.raw_by_call.copy().items()
@@ -83,6 +84,7 @@ def session_of(key: str, task: str, memo: Mapping[str, Any]) -> Session | None:
             str(call_id): Written(
                 raw=str(one["raw"]),
                 content=str(one["content"]),
+                reasoning=str(one.get("reasoning", "")),
                 calls=tuple(ToolCall(id=id_, name=name, arguments=text) for id_, name, text in one["calls"]),
             )
             for call_id, one in dict(memo["raw_by_call"]).items()

@@ -311,12 +311,15 @@ class Batch:
         session, keys = sequence.session, sequence.keys[: sequence.committed]
         if sequence.tail is not None:
             keys.append(sequence.tail)
+        tokens, lasting = sequence.computed, sequence.lasting_tokens
+        if lasting is not None:  # what comes behind is dead on arrival: nobody carries it to another tier
+            keys, tokens = keys[: lasting // BLOCK_TOKENS], min(tokens, lasting)
         self.admission.note(sequence)
         self._tiers.hold(
             sequence.holder,
             session.task,
             keys,
-            sequence.computed,
+            tokens,
             template_tokens=session.template_tokens,
             background=sequence.background,
             order=sequence.rank[1],

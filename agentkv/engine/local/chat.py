@@ -6,19 +6,25 @@ not cover: reading the answer (`toolcalls.py`), tokens (`tokeniser.py`).
 Stand-ins. Tools, for templates that ignore them: the PREAMBLE at the head of the system message, one JSON object per
 tool. An assistant's calls: the text that the model wrote, byte for byte, if nobody edited the turn, else <tool_call> tags. Tool results, for
 templates without a tool role: a user turn with one <tool_response> element for each result.
+
+Thoughts. A turn's are handed to a template that reads them, by the name by which it does; what becomes of them is its own
+affair. Of a turn with calls that nobody edited they are known here, whether its sender kept them or not.
 """
 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from agentkv.core.message import Message, ToolCall, ToolSpec
 from agentkv.engine.local.families import family_of
+from agentkv.engine.local.thoughts import marks_of
 from agentkv.engine.local.tokeniser import Tokeniser
 from agentkv.engine.local.toolcalls import CLOSE, OPEN
+from agentkv.engine.local.transcript import Transcript
 from agentkv.errors import RequestInvalid, TemplateRejected
 
 PREAMBLE = (
@@ -27,6 +33,9 @@ PREAMBLE = (
     "and wait for its result.\n"
 )
 _PROBE = "agentkv-probe"
+_ONE_OF_BOTH = "thinking"
+_THOUGHTS = ("reasoning_content", _ONE_OF_BOTH, "reasoning")
+"""By what names templates read a turn's thoughts; the second is GPT-OSS's."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,6 +45,7 @@ class Written:
     raw: str
     content: str
     calls: tuple[ToolCall, ...]
+    reasoning: str = ""
 
     def unchanged(self, message: Message) -> bool:
         """True if `message` still says what was told: nobody edited text, calls or arguments before sending it back."""
@@ -60,8 +70,16 @@ class Chat:
         source = self._source() if self.available else ""
         self.family = family_of(source)
         """How the model writes calls, if not in <tool_call> tags."""
+        words: dict[str, int] = tokenizer.get_added_vocab() if self.available else {}
+        hides = self.family is not None and self.family.always
+        self.marks = None if hides else marks_of(source, words)
+        """Those between which the model thinks."""
+        self.thinks = hides or self.marks is not None
+        self._thought = next((name for name in _THOUGHTS if re.search(rf"[.'\"]{name}\b", source)), None)
         self._knows_tools = "tools" in source
         self._knows_calls = "tool_calls" in source
+        self.loops_think = self._thought is not None or not self._knows_calls
+        """True if thoughts are sent again while the model calls tools: to a template that reads them, or in its own text."""
         self._wants_text = "arguments is string" in source
         self._knows_results = self.available and self._shows_tool_role()
 
@@ -112,6 +130,32 @@ class Chat:
             turns, specs = _with_preamble(turns, specs), None
         return self._apply(turns, specs, go_on=go_on)
 
+    def begun(self, prompt: str, last: Message, *, goes_on: bool) -> bool:
+        """True if `prompt`, rendered from messages of which this is the last, ends inside of a thought."""
+        if self.marks is None:
+            return False
+        opening, closing = self.marks.opening, self.marks.closing
+        if goes_on:
+            return last.content.lstrip().startswith(opening) and closing not in last.content
+        said = self._tokeniser.guard(last.content).strip()
+        place = prompt.rfind(said) if said else -1
+        own = prompt if place < 0 else prompt[place + len(said) :]  # what the template wrote behind the last message
+        return own.rstrip().endswith(opening)
+
+    def outlived(
+        self, prompt: str, messages: Sequence[Message], tools: Sequence[ToolSpec], raw_of: RawOf
+    ) -> int | None:
+        """So many characters of `prompt` stand in the next one, when its answer has come back without its thought and
+        the user has said more; None where the template keeps it, or does not let that be seen.
+        """
+        thought = f"{_PROBE}-thought"
+        more = (Message(role="assistant", content=_PROBE, reasoning=thought), Message(role="user", content=_PROBE))
+        try:
+            text = self.render([*messages, *more], tools, raw_of)
+        except RequestInvalid:
+            return None
+        return None if thought in text else Transcript(text=text).shared_chars(prompt)
+
     def _specs(self, tools: Sequence[ToolSpec]) -> list[dict[str, Any]] | None:
         try:
             return [self._guarded(spec_of(tool)) for tool in tools] or None
@@ -130,14 +174,22 @@ class Chat:
             turn: dict[str, Any] = {"role": "tool", "content": content}
             fields = {"tool_call_id": message.tool_call_id, "name": message.name}
             return turn | {field: guard(value) for field, value in fields.items() if value is not None}
-        if message.role != "assistant" or not message.tool_calls:
+        if message.role != "assistant":
             return {"role": message.role, "content": content}
+        if not message.tool_calls:
+            return {"role": "assistant", "content": content, **self._thoughts(message.reasoning)}
+        known = raw_of(message.tool_calls[0].id)
+        known = known if known is not None and known.unchanged(message) else None
         if self._knows_calls:
             calls = [self._call(call) for call in message.tool_calls]
-            return {"role": "assistant", "content": content, "tool_calls": calls}
-        known = raw_of(message.tool_calls[0].id)
-        spelled = known.raw if known is not None and known.unchanged(message) else _tagged(message)
-        return {"role": "assistant", "content": guard(spelled)}
+            thought = message.reasoning or ("" if known is None else known.reasoning)
+            if content and self._thought == _ONE_OF_BOTH:
+                thought = ""  # it refuses a turn with calls that has both
+            return {"role": "assistant", "content": content, "tool_calls": calls, **self._thoughts(thought)}
+        return {"role": "assistant", "content": guard(_tagged(message) if known is None else known.raw)}
+
+    def _thoughts(self, text: str) -> dict[str, str]:
+        return {self._thought: self._tokeniser.guard(text)} if text and self._thought else {}
 
     def _call(self, call: ToolCall) -> dict[str, Any]:
         guard = self._tokeniser.guard

@@ -66,7 +66,8 @@ def _joined(first: Generation, others: list[Generation]) -> Generation:
 
 
 def _with_outputs(first: Usage, others: Iterable[Usage]) -> Usage:
-    return reduce(add, (Usage(output_tokens=one.output_tokens) for one in others), first)
+    outputs = (Usage(output_tokens=one.output_tokens, reasoning_tokens=one.reasoning_tokens) for one in others)
+    return reduce(add, outputs, first)
 
 
 def _choices(generations: Iterable[Generation]) -> Iterable[Choice]:

@@ -340,7 +340,7 @@ class LocalEngine:
         rest, calls = answer.finish()
         if rest or answer.aside.waits:
             sequence.push(rest)
-        told = Written(raw=answer.raw, content=answer.text, calls=calls)
+        told = Written(raw=answer.raw, content=answer.text, calls=calls, reasoning=answer.aside.thought)
         session.raw_by_call.update((call.id, told) for call in calls)
         self._counts["completed"] += 1
         self._settle(sequence)

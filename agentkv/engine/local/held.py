@@ -40,6 +40,7 @@ class HeldGate:
         self._heads = {head_of(tool.name): tool.name for tool in tools}
         self._words = words or OpenGate()
         self.aside = self._words.aside
+        self.hides = self._words.hides
         self.unfinished: list[Wanted] = []
         self._among: Among | None = among  # None: no call can come any more
         self._calls: list[Wanted] = []

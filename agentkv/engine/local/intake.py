@@ -28,8 +28,9 @@ from agentkv.engine.local.held import HeldGate
 from agentkv.engine.local.loader import LoadedModel
 from agentkv.engine.local.responses import TemplateGate
 from agentkv.engine.local.sampler import Chooser
-from agentkv.engine.local.sequence import Clockwork, Sequence, rank_of
+from agentkv.engine.local.sequence import Clockwork, Outlives, Sequence, rank_of
 from agentkv.engine.local.sessions import Session, Sessions
+from agentkv.engine.local.thoughts import ThoughtGate
 from agentkv.engine.local.tokeniser import MARK, Tokeniser
 from agentkv.engine.local.toolcalls import OPEN, Gate, OpenGate, TagGate
 from agentkv.engine.local.transcript import Transcript
@@ -94,12 +95,14 @@ class Intake:
         submitted_s = self._clock.now_s()
         refuse_unless(request, _CAN, engine="the embedded engine")
         _check_ids(request, self._loaded.vocabulary)
-        session, transcript, known_tokens = self._counted.take(request) or self._prompt(request)
+        session, transcript, kept = self._counted.take(request) or self._prompt(request)
         max_tokens = self._max_tokens(request, len(transcript.ids))
         grammar = grammar_of(request, tags=self._tags) if request.forced_ids is None else None
         if request.logprobs is not None:
             self._guides.raw(0)  # ExtraMissing now rather than in the engine's thread
         parts = [self._parts(request, transcript, grammar, max_tokens, choice) for choice in range(request.n)]
+        known_tokens = min(kept, session.computed_tokens)
+        outlives = self._outlives(request, transcript)
         if not session.template_tokens:
             session.template_tokens = self._template_tokens(request, transcript)
         stream, choices = Stream(on_cancel=on_cancel, settles=True), Choices(request.n)
@@ -118,6 +121,7 @@ class Intake:
                     chooser=chooser,
                     choices=choices,
                     choice=choice,
+                    outlives=outlives,
                     drafter=Drafter() if self._speculate and request.forced_ids is None else None,
                     rank=rank_of(request.priority, ordinal, next(self._arrivals)),
                     root=root_key(fingerprint=self._root, salt=request.salt) if request.salt else self._root,
@@ -207,9 +211,30 @@ class Intake:
             f"{what}: {needed} tokens do not fit into {where}{advice}", needed_tokens=needed, limit_tokens=limit
         )
 
+    def _outlives(self, request: Request, transcript: Transcript) -> Outlives | None:
+        """What stays of the prompt if its answer has a thought; None for a model that does not think."""
+        if not self._chat.thinks or request.messages is None or request.continue_final_message:
+            return None
+        task = request.caller.task
+        chars = self._chat.outlived(
+            transcript.text, request.messages, request.tools, lambda id_: self._sessions.raw_of(task, id_)
+        )
+        if chars is None:
+            return None
+        count = bisect.bisect_right(transcript.borders, chars, key=lambda border: border[0])
+        tokens = transcript.borders[count - 1][1] if count else 0
+        return Outlives(tokens=tokens, in_loops=self._chat.loops_think)
+
     def _gate(self, request: Request, prompt: str, grammar: Grammar | None) -> Gate:
-        if grammar is not None:  # it says what is written: no marks of the model's own
-            return OpenGate() if grammar.among is None else HeldGate(grammar.tools, among=grammar.among)
+        if grammar is None:
+            return self._behind_thoughts(self._words(request, prompt), request, prompt)
+        if grammar.among is None:  # it says what is written: no marks of the model's own
+            return OpenGate()
+        words = self._behind_thoughts(OpenGate(), request, prompt) if grammar.among == "text" else None
+        return HeldGate(grammar.tools, among=grammar.among, words=words)
+
+    def _words(self, request: Request, prompt: str) -> Gate:
+        """What reads text and calls where the model is free."""
         family, made = self._chat.family, partial(TemplateGate, self._loaded.tokenizer, self._tokeniser)
         if not request.tools or request.tool_choice.mode == "none":
             hidden = request.messages is not None and family is not None and family.always
@@ -217,9 +242,17 @@ class Intake:
         tools = [spec_of(tool) for tool in request.tools]
         if getattr(self._loaded.tokenizer, "response_template", None):
             return made(prompt=prompt, tools=tools)
-        if family is not None:
-            return made(prompt="", tools=tools, family=family)
-        return TagGate()
+        return TagGate() if family is None else made(prompt="", tools=tools, family=family)
+
+    def _behind_thoughts(self, words: Gate, request: Request, prompt: str) -> Gate:
+        """`words` for what stands behind a thought, if the model may write one."""
+        marks, messages, goes_on = self._chat.marks, request.messages, request.continue_final_message
+        if marks is None or messages is None or (isinstance(words, TemplateGate) and words.tells_thoughts):
+            return words
+        begun = self._chat.begun(prompt, messages[-1], goes_on=goes_on)
+        if goes_on and messages[-1].content.strip() and not begun:
+            return words  # the answer has begun: it is too late for one
+        return ThoughtGate(words, marks, begun=begun)
 
 
 class _Counted(threading.local):

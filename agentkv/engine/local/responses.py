@@ -22,6 +22,8 @@ BREAK = "\ufdd2"
 """Stands inside of spelled control tokens while the parser reads them (a Unicode noncharacter)."""
 _CHANNELS = ("<|channel|>", "<|start|>", "<|message|>")
 _RECIPIENT = "to=functions."
+_THOUGHTS = frozenset({"reasoning", "reasoning_content", "thinking"})
+"""What response templates call them."""
 _BROKEN = (ValueError, KeyError, TypeError, AttributeError, RecursionError)
 
 
@@ -41,11 +43,12 @@ class TemplateGate:
         family: Family | None = None,
     ) -> None:
         template = None if family is None else family.template
+        self.tells_thoughts = _tells_thoughts(template or tokenizer.response_template)
         self._new_parser = partial(tokenizer.get_response_parser, template, tools=tools)
         self._parser = self._new_parser(prefix=prompt if family is None else "")
         self._tokeniser = tokeniser
         self._names = {tool.get("function", tool)["name"] for tool in tools} if family and family.bare else None
-        self._hides = family is not None and family.always
+        self.hides = family is not None and family.always
         self.aside = Aside()
         self.unfinished: list[Wanted] = []
         self._calls: list[Wanted] = []
@@ -60,7 +63,7 @@ class TemplateGate:
     @property
     def thinks(self) -> bool:
         """True while a thought is written."""
-        return False
+        return self._region in _THOUGHTS
 
     @property
     def inside(self) -> bool:
@@ -79,7 +82,7 @@ class TemplateGate:
         """The model wrote a control token, spelled `text`; what may be shown now."""
         shown = self._rest_of_text()
         self._marked = self._marked or text in _CHANNELS
-        if self._hides and text == "<|channel|>":
+        if self.hides and text == "<|channel|>":
             self._pending = self._pending if _RECIPIENT in self._pending else ""
         before = self._region
         shown += self._read(text)
@@ -89,6 +92,8 @@ class TemplateGate:
     def finish(self, *, cut: bool) -> tuple[str, list[Wanted]]:
         """The rest that may be shown, and the calls."""
         shown = self._rest_of_text()
+        if self.thinks:
+            self._rest_of_thought()
         if cut and self._inside():  # half of what the model meant is not what it meant
             return shown + _clean(self._called) + self._lost(), []
         try:
@@ -96,7 +101,17 @@ class TemplateGate:
         except _BROKEN:
             return shown + self._lost(), self._calls
         shown += self._follow(events)
-        return shown + ("" if self._marked or not self._hides else self._lost()), self._calls
+        return shown + ("" if self._marked or not self.hides else self._lost()), self._calls
+
+    def _rest_of_thought(self) -> None:
+        """What may have been the beginning of its end."""
+        try:
+            _, events = copy(self._parser).finalize()
+        except _BROKEN:
+            return
+        for event in events:
+            if event["type"] == "region_chunk" and event.get("field") in _THOUGHTS:
+                self.aside.think(_clean(self._tokeniser.without_controls(event.get("text") or "")))
 
     def _inside(self) -> bool:
         """True if the last that was written belongs to a call, or may begin one."""
@@ -118,7 +133,7 @@ class TemplateGate:
         self._beginning = self._beginning and not text.strip()
         self._pending += text
         shown = self._read(text)
-        if self._hides and not self._marked and (self._talks or not _may_begin(self._pending.lstrip(), _RECIPIENT)):
+        if self.hides and not self._marked and (self._talks or not _may_begin(self._pending.lstrip(), _RECIPIENT)):
             self._talks = True  # without any mark
             shown, self._pending = shown + _clean(self._pending), ""
         return shown
@@ -140,6 +155,10 @@ class TemplateGate:
             kind, field = event["type"], event.get("field")
             if kind == "region_open":
                 self._region = field
+                if field in _THOUGHTS and self.aside.thought:
+                    self.aside.think("\n")
+            elif kind == "region_chunk" and field in _THOUGHTS:
+                self.aside.think(_clean(self._tokeniser.without_controls(event.get("text") or "")))
             elif kind == "region_chunk" and field == "content":
                 text = event.get("text") or ""
                 shown += _clean(self._tokeniser.without_controls(text))
@@ -168,8 +187,13 @@ class TemplateGate:
     def _lost(self) -> str:
         """What was read and would never be shown, as text; hidden thoughts stay hidden."""
         thoughts = self._region not in {None, "content", "tool_calls"}
-        hidden = self._hides and self._marked and self._region != "tool_calls"
+        hidden = self.hides and self._marked and self._region != "tool_calls"
         return "" if thoughts or hidden else _clean(self._pending)
+
+
+def _tells_thoughts(template: Any) -> bool:
+    fields = template.get("fields") if isinstance(template, dict) else None
+    return isinstance(fields, dict) and not _THOUGHTS.isdisjoint(fields)
 
 
 def _wanted(call: Any) -> Wanted:

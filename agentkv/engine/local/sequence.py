@@ -61,6 +61,16 @@ class Clockwork:
         )
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outlives:
+    """How much of a prompt stays when its answer is sent back without its thought and somebody says more: `tokens`.
+    `in_loops`: all of it, thoughts too, when what follows is a tool's result.
+    """
+
+    tokens: int
+    in_loops: bool
+
+
 @dataclass(slots=True, eq=False, kw_only=True)
 class Sequence:
     """One call. `ids` is the prompt and what was generated; `computed` of them have their KV in `blocks`.
@@ -84,6 +94,8 @@ class Sequence:
     choice: int = 0
     """Which of the request's answers this is."""
     drafter: Drafter | None = None
+    outlives: Outlives | None = None
+    """What of the prompt its next one has again, where the model thinks."""
     certain: bool = False
     """The last guesses were no guesses: a grammar left no choice."""
     background: bool = False
@@ -115,11 +127,6 @@ class Sequence:
     """A private block for a copy of the leased partial one."""
 
     @property
-    def prompt_tokens(self) -> int:
-        """Length of the prompt."""
-        return len(self.transcript.ids)
-
-    @property
     def holder(self) -> str:
         """The name under which its blocks are held: the session's own, and one of its own for each further choice."""
         return f"{self.session.key}\x1f{self.rank[2]}" if self.choice else self.session.key
@@ -133,6 +140,21 @@ class Sequence:
             token_ids=answer.token_ids,
             computed_tokens=self.computed,
         )
+
+    @property
+    def prompt_tokens(self) -> int:
+        """Length of the prompt."""
+        return len(self.transcript.ids)
+
+    @property
+    def lasting_tokens(self) -> int | None:
+        """So many of the first tokens the next prompt of this session will have again, because the template drops what
+        was thought; None: all of them, as far as is known.
+        """
+        answer = self.answer
+        if self.outlives is None or answer.reason is None or not answer.aside.thought:
+            return None
+        return None if answer.reason == "tool_calls" and self.outlives.in_loops else self.outlives.tokens
 
     @property
     def decoding(self) -> bool:
@@ -223,6 +245,7 @@ class Sequence:
             input_tokens=self.prompt_tokens,
             cached_tokens=min(self.cached_tokens or 0, self.prompt_tokens),
             output_tokens=len(self.answer.token_ids),
+            reasoning_tokens=self.answer.reasoning_tokens,
             calls=1,
         )
 

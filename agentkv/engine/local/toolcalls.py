@@ -43,8 +43,13 @@ class Gate(Protocol):
     """True if text before a control token may still be shown behind it."""
     aside: Aside
     """What is told beside the text."""
-    unfinished: list[Wanted]
-    """Calls that were told, the last of them in part: the answer ended inside of it."""
+    hides: bool
+    """True if the text that is written around the answer is not to be sent again with it: the template writes its own."""
+
+    @property
+    def unfinished(self) -> list[Wanted]:
+        """Calls that were told, the last of them in part: the answer ended inside of it."""
+        ...
 
     @property
     def inside(self) -> bool:
@@ -79,6 +84,7 @@ class OpenGate:
     waits = True
     inside = False
     thinks = False
+    hides = False
 
     def __init__(self) -> None:
         self.aside = Aside()
@@ -104,6 +110,7 @@ class TagGate:
     waits = True
     inside = False  # until it has ended nobody knows that it is a call
     thinks = False
+    hides = False
 
     def __init__(self) -> None:
         self.aside = Aside()

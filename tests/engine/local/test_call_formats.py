@@ -126,6 +126,35 @@ def test_hidden_thoughts_are_not_shown(tokenizer):
     assert "Hello" == said
 
 
+def test_thoughts_in_a_channel_are_told_apart(tokenizer):
+    """Streamed and whole the same, wherever they are cut; several are joined by a line end; the turn's own text is the answer."""
+    family, tokeniser = family_of("<|channel|>"), Tokeniser(tokenizer)
+    text = (
+        "<|channel|>analysis<|message|> 1 <2 STOP\n<|end|><|start|>assistant<|channel|>analysis<|message|>Hm<|end|>"
+        "<|start|>assistant<|channel|>final<|message|>Hello STOP<|return|>"
+    )
+    ids = tokenizer(text, add_special_tokens=False)["input_ids"]
+    whole = " 1 <2 STOP\n\nHm"
+    for limit in range(1, len(ids) + 1):
+        gate = TemplateGate(tokenizer, tokeniser, prompt="", tools=[], family=family)
+        answer = Answer(
+            tokeniser, prompt_ids=[], eos_ids=frozenset(), max_tokens=limit, forced_ids=ids, gate=gate, stop=("STOP",)
+        )
+        shown = thought = ""
+        for id_ in ids[:limit]:
+            shown += answer.add(id_)
+            thought += answer.aside.take()[0]
+            if answer.reason is not None:
+                break
+        rest, _ = answer.finish()
+        assert (answer.text, answer.aside.thought) == (shown + rest, thought + answer.aside.take()[0])
+        assert whole.startswith(answer.aside.thought)
+        assert "Hello STO".startswith(answer.text)
+        assert answer.raw == answer.text
+    assert (whole, "Hello ", "stop") == (answer.aside.thought, answer.text, answer.reason)
+    assert len(" 1 <2 STOP\nHm") <= answer.reasoning_tokens <= len(" 1 <2 STOP\nHm") + 2
+
+
 def test_a_family_is_known_by_the_marks_in_its_chat_template():
     """And <tool_call> tags need none."""
     assert family_of("{{ '<tool_call>' }}") is None
