@@ -95,13 +95,12 @@ class Intake:
         submitted_s = self._clock.now_s()
         refuse_unless(request, _CAN, engine="the embedded engine")
         _check_ids(request, self._loaded.vocabulary)
-        session, transcript, kept = self._counted.take(request) or self._prompt(request)
+        session, transcript, known_tokens = self._counted.take(request) or self._prompt(request)
         max_tokens = self._max_tokens(request, len(transcript.ids))
         grammar = grammar_of(request, tags=self._tags) if request.forced_ids is None else None
         if request.logprobs is not None:
             self._guides.raw(0)  # ExtraMissing now rather than in the engine's thread
         parts = [self._parts(request, transcript, grammar, max_tokens, choice) for choice in range(request.n)]
-        known_tokens = min(kept, session.computed_tokens)
         outlives = self._outlives(request, transcript)
         if not session.template_tokens:
             session.template_tokens = self._template_tokens(request, transcript)
