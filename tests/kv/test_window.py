@@ -231,7 +231,9 @@ def test_a_session_wakes_on_another_device_with_its_window_only(rig_class, tmp_p
     a.turn_of("s", keys)
     a.moved("s", Action.WRITE, Tier.HOST)
     a.tiers.hold("s", "s", keys, 9 * 16, template_tokens=4 * 16)
+    assert 9 == b.tiers.match(keys)  # shared without being handed over, too
     hand_over("s", source=a.tiers, to=b.tiers)
+    assert b.tiers._book.holdings["s"].first == 6
     assert 9 == b.tiers.match(keys)
     assert (6, 3) == (b.turn_of("s", keys).first, b.tiers.residency("s").total_blocks)
     b.settle()

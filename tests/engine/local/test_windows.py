@@ -254,6 +254,7 @@ def test_what_is_written_for_the_next_process_is_the_window(windowed, ask, tmp_p
     known = 300 + len(first.token_ids) - 1
     with one.engine(10, **options) as engine:
         assert one.window.live_blocks(known) == engine.stats()["kv"]["disk"]["used"]
+        assert one.window.first_seen(known) == engine.tiers._book.holdings[first.session].first
         longer = prompt + first.text + " go on"
         second = engine.submit(ask(longer, 9, task="t")).result(60)
         assert one.greedy(longer, 9) == list(second.token_ids)
@@ -374,6 +375,36 @@ def test_one_block_too_early_would_be_seen(windowed, ask, monkeypatch):
     with one.engine(64) as engine:
         answer = engine.submit(ask(prompt, 24)).result(60)
         assert one.greedy(prompt, 24) != list(answer.token_ids)
+
+
+def test_calls_that_would_send_each_other_back_run_side_by_side(windowed, ask):
+    """Two answers that together outgrow the pool: what both have passed is room enough, and nobody is sent back."""
+    one = windowed()
+    never_ends = Sampling(max_tokens=90, logit_bias=((257, -100.0),))
+    told = {}
+    for freeing in (True, False):
+        with one.engine(16, freeing=freeing, speculate=False) as engine:
+            asked = []
+            engine.admit_by(lambda demand, asked=asked: asked.append(demand.own_bytes) or True)
+            streams = [
+                engine.submit(ask(text_of(i, 100), sampling=never_ends, task=f"t{i}", session=f"s{i}"))
+                for i in range(2)
+            ]
+            told[freeing] = [stream.result(60).token_ids for stream in streams]
+            assert freeing == (engine.stats()["preemptions"] == 0)  # the control: without freeing they do
+            live = one.window.live_blocks(101) if freeing else 7
+            assert live * one.loaded.geometry.block_bytes == asked[0]  # nobody waits outside for what is not kept
+    assert told[False] == told[True]
+
+
+def test_what_a_block_held_before_reaches_nobody_that_grows_into_it(windowed, ask):
+    """Prompts take their blocks one by one out of a pool of NaN, and decode in one batch over partial last ones."""
+    one, prompts = windowed(), [text_of(40 + i, 105 + 7 * i) for i in range(3)]
+    with one.engine(64, chunk_tokens=16) as engine:
+        engine.tiers.pool[1:] = float("nan")
+        streams = [engine.submit(ask(prompt, 20, task=str(i))) for i, prompt in enumerate(prompts)]
+        for prompt, stream in zip(prompts, streams, strict=True):
+            assert one.greedy(prompt, 20) == list(stream.result(60).token_ids)
 
 
 def test_many_long_calls_at_once_share_a_pool_that_could_not_hold_one(windowed, ask):
