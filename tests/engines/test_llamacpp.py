@@ -96,7 +96,8 @@ def test_the_end_of_a_session_leaves_neither_slot_nor_file(llamacpp_server, tmp_
         chat(url, slot, [{"role": "user", "content": NOTES}])
         adapter.ended("a", tokens=300, cached_tokens=None)
         with adapter._turn:
-            adapter._told(adapter._pool.save("a"))
+            work = adapter._work.begin(adapter._pool, adapter._pool.save("a"))
+        assert work.over.wait(30)
         (file,) = tmp_path.iterdir()
         assert file.stat().st_size > 1_000_000
         assert Outcome.APPLIED is adapter.deliver(hint("session_end", "a"), 30).outcome
