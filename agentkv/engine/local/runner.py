@@ -191,8 +191,9 @@ class Runner:
         (span,) = spans
         low = max(0, span.start - window + 1) if window else 0
         count, first, tokens = len(span.token_ids), low // BLOCK_TOKENS, span.end - low
-        causal = count > 1 and span.start == 0 and not window
-        folded = 1 < count <= _FOLDED_TOKENS and not causal
+        first_chunk, long = span.start == 0, count > _FOLDED_TOKENS
+        causal = count > 1 and not window and (first_chunk or (long and self._pool.device.type == "cpu"))
+        folded = count > 1 and not long and not causal
         mask = None if causal or count == 1 else self._chunk_mask(count, tokens, window)
         if mask is not None and folded:
             mask = mask.repeat(self._heads // self._pool.shape[4], 1)
@@ -202,6 +203,7 @@ class Runner:
             tokens=tokens,
             mask=None if mask is None else mask[None, None],
             causal=causal,
+            before=span.start if causal else 0,
             folded=folded,
         )
 

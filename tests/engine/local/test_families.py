@@ -96,6 +96,20 @@ def test_logits_of_chunks_and_decode_are_those_of_one_forward(case, family):
 
 
 @pytest.mark.parametrize("family", FAMILIES)
+def test_logits_of_long_chunks_behind_a_context_are_those_of_one_forward(case, family, monkeypatch):
+    """What chunks of more than 128 tokens take (two parts without a mask, tiles of what SDPA does not know), tried on 9 and more."""
+    monkeypatch.setattr("agentkv.engine.local.runner._FOLDED_TOKENS", 8)
+    one = case(family)
+    expected = one.oracle.logits(IDS)
+    runner = Runner(one.loaded.model, one.pool())
+    for start, end in ((0, 5), (5, 40), (40, 49), (49, 100)):
+        span = Span(
+            token_ids=IDS[start:end], start=start, blocks=[11, 3, 7, 5, 2, 13, 1], sample=True, drafted=end - start - 1
+        )
+        _close(expected[start:end], runner.forward([span]))
+
+
+@pytest.mark.parametrize("family", FAMILIES)
 def test_sequences_of_all_lengths_share_a_forward(case, family):
     """Decode rows short of, at and behind a window's border beside prompts that cross it."""
     one = case(family)

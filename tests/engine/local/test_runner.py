@@ -41,6 +41,21 @@ def test_chunked_prefill_gives_the_logits_of_one_forward(any_tiny, chunk):
         _close(expected[start + len(part) - 1], logits[0])
 
 
+@pytest.mark.parametrize("cuts", [(0, 130, 400), (0, 16, 145, 400), (0, 1, 400), (0, 255, 256, 385, 400)], ids=str)
+def test_long_chunks_behind_a_context_give_the_logits_of_one_forward(any_tiny, cuts):
+    """Chunks that see what is before them and themselves in two parts: no row sees more or less than in one."""
+    ids = [(i * 37 + 5) % 256 for i in range(400)]
+    runner = Runner(any_tiny.loaded.model, _pool(any_tiny, fill=torch.nan))
+    blocks = _scattered(1, 25)[0]
+    expected = any_tiny.logits(ids)
+    for start, end in itertools.pairwise(cuts):
+        drafted = end - start - 1  # all rows
+        logits = runner.forward(
+            [Span(token_ids=ids[start:end], start=start, blocks=blocks, sample=True, drafted=drafted)]
+        )
+        _close(expected[start:end], logits)
+
+
 def test_decode_of_many_lengths_and_prefill_share_one_forward(any_tiny):
     """Sequences of 1 to 60 tokens decode together with two prompts; each sees its own context only."""
     lists = _scattered(2, 4)
