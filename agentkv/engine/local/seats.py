@@ -114,14 +114,22 @@ class Seats:
     # -- what it needs no more
 
     def pass_by(self, sequence: Sequence, used: Event) -> None:
-        """Give up the blocks that no layer's window shows to any later token. `used`: after their last read."""
+        """Give up the blocks that no layer's window shows to any later token. `used`: after their last read.
+
+        What the session's next prompt goes on with, when this one's thought is left out, stays the session's.
+        """
         first = self._window.first_seen(sequence.computed)
         if first <= sequence.passed:
             return
         behind = sequence.blocks[sequence.passed : first]
         sequence.blocks[sequence.passed : first] = [NULL_BLOCK] * len(behind)
+        dead = len(behind)
+        if sequence.outlives is not None:
+            border = sequence.outlives.tokens // BLOCK_TOKENS * BLOCK_TOKENS
+            dead = max(0, min(dead, self._window.first_seen(border) - sequence.passed))
         sequence.passed = first
-        self._tiers.release(sequence.session.key, behind, used=used, behind=True)
+        self._tiers.release(sequence.session.key, behind[:dead], used=used, behind=True)
+        self._tiers.release(sequence.session.key, behind[dead:], used=used)
 
     def give_up(self, sequence: Sequence) -> None:
         """It has no blocks any more."""

@@ -19,6 +19,7 @@ from agentkv.engine.base import Sampling
 from agentkv.engine.local.engine import LocalEngine
 from agentkv.engine.local.features import window_tokens
 from agentkv.engine.local.loader import load_model
+from agentkv.engine.local.sequence import Outlives, Sequence
 from agentkv.errors import PromptTooLong
 from agentkv.kv.streams.adversarial import AdversarialStreams
 from agentkv.kv.streams.cpu import CpuStreams
@@ -298,6 +299,30 @@ def test_several_choices_share_the_prompt_in_a_small_pool(windowed, ask):
             assert blocks == device(engine)["free"]
     assert told[2] == told[1] == told[0]
     assert 3 == len({tuple(ids) for ids in told[0]})
+
+
+def test_what_a_long_thought_has_passed_is_kept_for_the_prompt_that_drops_it(windowed, ask, monkeypatch):
+    """The next prompt goes on where this one ended, far behind the window: in a small pool, too, it is there."""
+    one, prompt = windowed(), text_of(15, 100)
+    monkeypatch.setattr(
+        Sequence, "lasting_tokens", property(lambda self: self.outlives.tokens if self.outlives else None)
+    )
+    with one.engine(7) as engine:
+        honest = engine._intake.sequences
+
+        def thinking(request, **more):
+            made = honest(request, **more)
+            for sequence in made:
+                sequence.outlives = Outlives(tokens=98, in_loops=False)
+            return made
+
+        engine._intake.sequences = thinking
+        engine.submit(ask(prompt, sampling=Sampling(max_tokens=150, logit_bias=((257, -100.0),)), task="t")).result(60)
+        other = prompt[:98] + text_of(16, 30)
+        answer = engine.submit(ask(other, 8, task="t")).result(60)
+        assert one.greedy(other, 8) == list(answer.token_ids)
+        assert 96 == answer.usage.cached_tokens
+        engine.tiers.check()
 
 
 def test_guesses_ahead_change_nothing_where_blocks_are_passed(windowed, ask):
