@@ -82,11 +82,13 @@ class ResponseFormat:
 
     `strict`: an engine that cannot hold the whole schema refuses (RequestInvalid, param "response_format"); else it
     holds what it can. An answer that ends with "length" may be cut anywhere. `name` is for the model's eyes only.
+    `plain`: the prompt itself says what is wanted, so another endpoint is asked for any JSON object only.
     """
 
     schema: Mapping[str, Any] | None = None
     name: str = ""
     strict: bool = True
+    plain: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

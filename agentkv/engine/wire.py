@@ -98,7 +98,7 @@ def _choice(choice: ToolChoice) -> dict[str, Any]:
 
 
 def _format(wanted: ResponseFormat) -> dict[str, Any]:
-    if wanted.schema is None:
+    if wanted.schema is None or wanted.plain:
         return {"type": "json_object"}
     inner = {"name": wanted.name or "answer", "schema": dict(wanted.schema), "strict": wanted.strict}
     return {"type": "json_schema", "json_schema": inner}

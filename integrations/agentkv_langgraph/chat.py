@@ -145,8 +145,8 @@ class ChatAgentKV(BaseChatModel):
 
         `method`: "function_calling" reads a tool call, "json_schema" tells the model the schema and reads JSON from
         its text, "json_mode" reads JSON that your own prompt asks for. The embedded engine holds the model to the schema
-        while it writes (to any JSON object in json_mode); `strict` refuses a schema that cannot be held in full. An answer
-        that does not fit all the same is asked for once more, and then AnswerInvalid is raised. It does not stream.
+        while it writes (another endpoint is told only that JSON is wanted, in json_mode); `strict` refuses a schema that
+        cannot be held in full. An answer that does not fit all the same is asked for once more, and then AnswerInvalid is raised. It does not stream.
         """
         if kwargs:
             raise ConfigError(f"with_structured_output knows no option {', '.join(sorted(kwargs))}")
@@ -314,7 +314,7 @@ def _result(generation: Generation, sampling: dict[str, Any]) -> ChatResult:
 
 def _chunks(piece: Chunk) -> Iterator[ChatGenerationChunk]:
     """A piece of an answer, with what was thought before it; one of a call has a chunk of its own."""
-    if piece.text or not piece.calls:
+    if piece.text or piece.reasoning or not piece.calls:
         thought = {REASONING: piece.reasoning} if piece.reasoning else {}
         yield ChatGenerationChunk(message=AIMessageChunk(content=piece.text, additional_kwargs=thought))
     for delta in piece.calls:

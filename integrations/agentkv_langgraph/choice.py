@@ -84,6 +84,8 @@ def kept(choice: Choice, request: Request) -> Generator[Request, Generation, Gen
 
 def format_of(given: Any) -> ResponseFormat | None:
     """From OpenAI's `response_format`: None, text, json_object or json_schema. Raises ConfigError for anything else."""
+    if isinstance(given, ResponseFormat):
+        return given
     kind = given.get("type") if isinstance(given, Mapping) else None
     if given is None or kind == "text":
         return None

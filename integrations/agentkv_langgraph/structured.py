@@ -18,6 +18,7 @@ from langchain_core.runnables import Runnable, RunnableLambda
 from langchain_core.utils.function_calling import convert_to_json_schema, convert_to_openai_tool
 from langchain_core.utils.pydantic import TypeBaseModel, is_basemodel_subclass
 
+from agentkv.engine.request import ResponseFormat
 from agentkv.errors import AgentKVError, ConfigError
 
 Method = Literal["function_calling", "json_schema", "json_mode"]
@@ -44,12 +45,10 @@ class Shape:
         self.name: str = self.tool["function"]["name"]
         self.json_schema: dict[str, Any] = convert_to_json_schema(schema)
 
-    def response_format(self, *, strict: bool) -> dict[str, Any]:
-        """OpenAI's field, for what the model writes as text."""
-        if self.method == "json_mode":
-            return {"type": "json_object"}
-        inner = {"name": self.name, "schema": self.json_schema, "strict": strict}
-        return {"type": "json_schema", "json_schema": inner}
+    def response_format(self, *, strict: bool) -> ResponseFormat:
+        """What holds the text that the model writes; in json_mode the prompt says what is wanted."""
+        plain = self.method == "json_mode"
+        return ResponseFormat(schema=self.json_schema, name=self.name, strict=strict, plain=plain)
 
     def instruction(self) -> str:
         """What the model is told where the schema does not come as a tool."""

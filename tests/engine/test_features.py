@@ -74,6 +74,8 @@ def test_the_rest_is_told_to_the_server_in_its_words():
     assert {"tool_choice": "required"} == sent(**ASKED["tool_choice"])
     assert {"parallel_tool_calls": False} == sent(**ASKED["parallel_tool_calls"])
     assert {"response_format": {"type": "json_object"}} == sent(**ASKED["response_format"])
+    plain = ResponseFormat(schema={"type": "object", "required": ["a"]}, plain=True)
+    assert {"response_format": {"type": "json_object"}} == sent(response_format=plain)
     assert sent(tools=(STRICT,))["tools"][0]["function"]["strict"] is True
     named = ToolChoice(mode="required", names=("read",))
     assert {"type": "function", "function": {"name": "read"}} == sent(tool_choice=named)["tool_choice"]

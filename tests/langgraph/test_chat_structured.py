@@ -160,7 +160,7 @@ def test_tokens_are_counted_by_the_engine(kv) -> None:
 
 @BOTH
 def test_the_engine_is_told_what_the_answer_must_be(make_kv, is_async) -> None:
-    """The tool, the schema, any object; and that there is one call at most."""
+    """The tool, the schema; in json_mode that the prompt says it already; and that there is one call at most."""
     kv = make_kv([called(GOOD), GOOD, GOOD, called('{"city": "Köln"}', "weather")])
     model = ChatAgentKV(kv)
     for method in ("function_calling", "json_schema", "json_mode"):
@@ -171,7 +171,7 @@ def test_the_engine_is_told_what_the_answer_must_be(make_kv, is_async) -> None:
         by_tool.tool_choice.mode, by_tool.tool_choice.names, by_tool.tool_choice.parallel,
     )  # fmt: skip
     assert {"city", "people"} == set(by_schema.response_format.schema["properties"])
-    assert by_mode.response_format.schema is None
+    assert (by_schema.response_format.schema, True) == (by_mode.response_format.schema, by_mode.response_format.plain)
     assert (True, False) == (chosen.tools[0].strict, chosen.tool_choice.parallel)
 
 
