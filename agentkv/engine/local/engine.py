@@ -378,9 +378,9 @@ class LocalEngine:
             self._batch.keep_tail(sequence)
             self._batch.hold(sequence)
             self._forget(*session.take(sequence.told(), sequence.holder, sequence.choices, self._intake.tokeniser))
-        self._counts["output_tokens"] += len(answer.token_ids)
-        if (drafter := sequence.drafter) is not None:
-            self._counts.update(drafted_tokens=drafter.drafted, accepted_tokens=drafter.accepted)
+        elif sequence.choice:  # it was sent back to the queue: nobody goes on with what is held under its name
+            self._forget(sequence.holder)
+        self._counts.update(sequence.counted())
         self._batch.leave(sequence)
         self._sessions.leave(session)
         if session.dropped:  # its task was finished meanwhile

@@ -230,6 +230,15 @@ class Sequence:
         usage = replace(self.usage(), input_tokens=reached, cached_tokens=cached)
         return Reported(usage=usage, cached_by=self._by_tier(cached))
 
+    def counted(self) -> dict[str, int]:
+        """What was written, and how much of it was guessed ahead."""
+        guessed = self.drafter
+        return {
+            "output_tokens": len(self.answer.token_ids),
+            "drafted_tokens": guessed.drafted if guessed else 0,
+            "accepted_tokens": guessed.accepted if guessed else 0,
+        }
+
     def _by_tier(self, left: int) -> dict[str, int]:
         """So many reused tokens by the tier in which they were when the call came."""
         told: dict[str, int] = {}

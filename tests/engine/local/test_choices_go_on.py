@@ -80,3 +80,24 @@ def test_choices_that_nobody_picked_are_not_kept_for_tomorrow(start, tmp_path):
     second = _next(again, first.choices[0])
     assert first.session == second.session
     assert first.usage.input_tokens + 70 - 1 == second.usage.cached_tokens
+
+
+def test_a_choice_that_is_cancelled_in_the_queue_leaves_no_blocks_behind(start, monkeypatch):
+    """It was sent back to make room and has nothing computed: what was held under its name goes with it."""
+    engine = start(blocks=128)
+    honest, sent_back = engine._deliver, []
+
+    def deliver(fresh):
+        honest(fresh)
+        for one in [one for one in engine._batch.running if one.choice == 1 and one.answer.token_ids]:
+            engine._batch.send_back(one)
+            sent_back.append(one.holder)
+            one.stream.cancel()
+
+    monkeypatch.setattr(engine, "_deliver", deliver)
+    sampling = Sampling(max_tokens=70, logit_bias=NEVER_ENDS)
+    stream = engine.submit(Request(messages=(QUESTION,), n=2, caller=Caller(task="t"), sampling=sampling))
+    assert stream.wait_settled(30)
+    assert 1 == len(sent_back)
+    assert [engine.last_session(Caller(task="t"))] == list(engine.tiers._book.holdings)
+    engine.tiers.check()
