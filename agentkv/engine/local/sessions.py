@@ -75,20 +75,21 @@ class Session:
     def take(self, told: Told, holder: str, asked: object, tokeniser: Tokeniser) -> list[str]:
         """A choice of the call `asked` has ended; names of choices of an earlier call, with which nobody goes on now."""
         passed = [] if asked is self.asked else list(self.others)
-        if asked is not self.asked:
-            self.others.clear()
+        others = self.others if asked is self.asked else {}
         self.asked = asked
         if holder == self.key:
             self.transcript, self.computed_tokens = told.transcript(tokeniser), told.computed_tokens
         else:
-            self.others[holder] = told
+            others = {**others, holder: told}
+        self.others = others  # another one: a caller's thread may be reading the last
         return passed
 
     def base(self, prompt: str, tokeniser: Tokeniser) -> tuple[Transcript, int]:
         """Of the last call's choices the one that has most in common with `prompt`, and how many of its ids are computed."""
-        if not self.others:
+        others = self.others
+        if not others:
             return self.transcript, self.computed_tokens
-        best = max(self.others.values(), key=lambda told: told.shared_chars(prompt))
+        best = max(others.values(), key=lambda told: told.shared_chars(prompt))
         if best.shared_chars(prompt) <= self.transcript.shared_chars(prompt):
             return self.transcript, self.computed_tokens
         return best.transcript(tokeniser), best.computed_tokens

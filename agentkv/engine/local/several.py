@@ -176,7 +176,7 @@ def _take_over(task: str, *, source: LocalEngine, to: LocalEngine) -> bool:
     sessions = source._sessions.take_out(task)
     for session in sessions or ():
         source._forget(*session.others)
-        session.others.clear()
+        session.others = {}
         to._sessions.revive(session)
         hand_over(session.key, source=source.tiers, to=to.tiers)
         source._batch.admission.hand_over(session.key, to._batch.admission)

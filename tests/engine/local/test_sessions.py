@@ -7,7 +7,9 @@ import pytest
 from agentkv import AgentKV, Context, Message, Request, Sampling
 from agentkv.core.task import Caller
 from agentkv.engine.local import sessions as sessions_module
-from agentkv.engine.local.sessions import Sessions
+from agentkv.engine.local.sessions import Session, Sessions, Told
+from agentkv.engine.local.tokeniser import Tokeniser
+from agentkv.engine.local.transcript import Transcript
 
 
 def _call(sessions, task, *, branch="", wanted=None, ends=True):
@@ -27,6 +29,27 @@ def few(monkeypatch):
     monkeypatch.setattr(sessions_module, "_SESSIONS_PER_TASK", 2)
     monkeypatch.setattr(sessions_module, "_BRANCHES", 3)
     return Sessions()
+
+
+def test_a_choice_may_end_while_a_prompt_is_compared_with_the_others(tiny, monkeypatch):
+    """The engine's thread writes while a caller's reads: the caller sees the choices that there were."""
+    tokeniser, call = Tokeniser(tiny.loaded.tokenizer), object()
+    session = Session(key="t#1", task="t")
+
+    def told(text):
+        return Told(prompt=Transcript(text="ask", ids=[1]), written=text, token_ids=[], computed_tokens=len(text))
+
+    for number, text in enumerate(("no", "yes, so")):
+        session.take(told(text), f"t#1/{number}", call, tokeniser)
+    compare = Told.shared_chars
+
+    def meanwhile(self, prompt):
+        session.take(told("another"), f"t#1/{len(session.others)}", call, tokeniser)
+        return compare(self, prompt)
+
+    monkeypatch.setattr(Told, "shared_chars", meanwhile)
+    assert 7 == session.base("askyes, so it goes on", tokeniser)[1]
+    assert 5 == len(session.others)
 
 
 def test_the_task_that_was_idle_longest_is_forgotten(few):
