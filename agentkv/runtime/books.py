@@ -7,6 +7,7 @@ move leaves a fact. Appending never raises and never waits for a disk.
 from __future__ import annotations
 
 import threading
+import time
 from collections import OrderedDict
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -37,7 +38,7 @@ MAX_IDLE_TASKS = 1024
 """Tasks that nobody finished and nobody uses; beyond them the one that was idle longest is finished."""
 _MAX_SESSIONS = 16_384
 _MAX_CLOSED = 1024
-_LEAVE_S = 2.0  # the longest that a bill waits for the step in which a call was cancelled
+_LEAVE_S = 2.0  # the longest that a bill waits for the step in which calls were cancelled
 
 
 @dataclass(slots=True)
@@ -370,8 +371,9 @@ class Books:
 
         with self._lock:
             leaving = [stream for stream, owner in self._unbilled.items() if owner == task and stream.ended]
+        until_s = time.monotonic() + _LEAVE_S
         for stream in leaving:
-            stream.wait_settled(_LEAVE_S)
+            stream.wait_settled(max(0.0, until_s - time.monotonic()))
         return Bill.from_facts(task, self._ledger.rows(task))
 
     @property

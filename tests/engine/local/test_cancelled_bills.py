@@ -13,6 +13,7 @@ from agentkv.core.task import Caller
 from agentkv.engine.base import Request, Sampling
 from agentkv.errors import GenerationCancelled, ModelError
 from agentkv.kv.streams.cpu import CpuStreams
+from agentkv.runtime import books
 
 TEXT = "The tool ran for a while. Its output follows: line one, line two, and so on until the end of the file. "
 JOB = Caller(task="job")
@@ -252,6 +253,19 @@ def test_a_bill_waits_for_a_call_that_was_just_cancelled(served):
     began_s = time.monotonic()
     assert ["aborted"] == [call.status for call in kv.report("job").calls]
     assert time.monotonic() - began_s >= 0.05
+
+
+def test_a_bill_waits_for_many_cancelled_calls_no_longer_than_for_one(served, monkeypatch):
+    """Calls whose step does not end are not in it; the wait is one for all of them."""
+    monkeypatch.setattr(books, "_LEAVE_S", 0.2)
+    _, gate, kv = served()
+    streams = [kv.submit(_asked(f"{number}. {TEXT}", most=50)) for number in range(8)]
+    gate.inside()
+    for stream in streams:
+        stream.cancel()
+    began_s = time.monotonic()
+    assert () == kv.report("job").calls
+    assert 0.2 <= time.monotonic() - began_s < 1.0
 
 
 def test_close_bills_what_was_cancelled_and_not_settled(served):
