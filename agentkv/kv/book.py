@@ -181,6 +181,13 @@ class Book:
             count = at - 1  # every context that ends behind this hole and before `count` needs what is missing
         return 0, []
 
+    def reaching(self, keys: Sequence[BlockKey], first: int) -> int:
+        """The first of the keys, but none before number `first`, from which on all have a copy."""
+        at = len(keys)
+        while at > first and self._there(keys[at - 1], disk=True) is not None:
+            at -= 1
+        return at
+
     def _there(self, key: BlockKey, *, disk: bool) -> Block | None:
         block = self.blocks.get(key)
         return block if block is not None and (block.resident if disk else block.in_memory) else None

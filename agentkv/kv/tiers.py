@@ -220,6 +220,7 @@ class Tiers(PlannerSide):
         keys: Sequence[BlockKey],
         tokens: int,
         *,
+        also_at: int | None = None,
         template_tokens: int = 0,
         background: bool = False,
         order: int = 0,
@@ -228,11 +229,16 @@ class Tiers(PlannerSide):
         """What the session's context consists of now, in order. Blocks that no session holds any more are freed; those
         that all windows have passed are not held, and stay on the device until somebody needs the room.
 
+        `also_at`: it may be gone on with behind so many of its tokens, too; what that sees is held as far as it is there.
         `template_tokens`: so many of its first tokens are a template that other tasks begin with. `background`: a
         side branch that nobody waits for. `order`: its task's place in order of arrival. `priority`: of its calls.
         """
         with self._locked():
             first = self.window.first_seen(min(tokens, BLOCK_TOKENS * len(keys)))  # it is gone on with behind the keys
+            if also_at is not None:
+                first = self._book.reaching(
+                    keys[:first], self.window.first_seen(also_at // BLOCK_TOKENS * BLOCK_TOKENS)
+                )
             past, now_s = keys[:first], self._clock.now_s()
             for block in self._book.hold(session, task, keys[first:], tokens, now_s, past=past, first=first):
                 self._transfers.forget(block)

@@ -314,12 +314,14 @@ class Batch:
         tokens, lasting = sequence.computed, sequence.lasting_tokens
         if lasting is not None:  # what comes behind is dead on arrival: nobody carries it to another tier
             keys, tokens = keys[: lasting // BLOCK_TOKENS], min(tokens, lasting)
+        outlives = sequence.outlives if sequence.answer.reason is None else None  # who knows whether it will think
         self.admission.note(sequence)
         self._tiers.hold(
             sequence.holder,
             session.task,
             keys,
             tokens,
+            also_at=None if outlives is None else outlives.tokens,
             template_tokens=session.template_tokens,
             background=sequence.background,
             order=sequence.rank[1],

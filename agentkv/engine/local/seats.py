@@ -128,8 +128,8 @@ class Seats:
             border = sequence.outlives.tokens // BLOCK_TOKENS * BLOCK_TOKENS
             dead = max(0, min(dead, self._window.first_seen(border) - sequence.passed))
         sequence.passed = first
-        self._tiers.release(sequence.session.key, behind[:dead], used=used, behind=True)
-        self._tiers.release(sequence.session.key, behind[dead:], used=used)
+        self._tiers.release(sequence.holder, behind[:dead], used=used, behind=True)
+        self._tiers.release(sequence.holder, behind[dead:], used=used)
 
     def give_up(self, sequence: Sequence) -> None:
         """It has no blocks any more."""

@@ -325,6 +325,50 @@ def test_what_a_long_thought_has_passed_is_kept_for_the_prompt_that_drops_it(win
         engine.tiers.check()
 
 
+@pytest.mark.parametrize("length", [98, 110, 130])
+def test_what_a_thought_will_leave_is_kept_from_the_first_token_on(windowed, ask, length):
+    """Until the answer is complete nobody knows whether it thinks: neither context gives way as if it were dead."""
+    one, prompt, seen = windowed(), text_of(15, length), []
+    with one.engine(16) as engine:
+        intake, deliver = engine._intake.sequences, engine._deliver
+
+        def thinking(request, **more):
+            made = intake(request, **more)
+            made[0].outlives = Outlives(tokens=98, in_loops=False)
+            return made
+
+        def looking(fresh):
+            deliver(fresh)
+            (holding,) = engine.tiers._book.holdings.values()
+            seen.append(range(holding.first, holding.first + len(holding.chain)))
+
+        engine._intake.sequences, engine._deliver = thinking, looking
+        engine.submit(ask(prompt, sampling=Sampling(max_tokens=60, logit_bias=((257, -100.0),)), task="t")).result(60)
+    assert 30 < len(seen)
+    assert 4 == one.window.first_seen(96)
+    assert all({4, 5} <= set(numbers) for numbers in seen[:-1])
+
+
+def test_each_choice_passes_its_own_blocks(windowed, ask):
+    """What one of them has passed is not taken from the other, and none keeps what it has passed."""
+    one, seen = windowed(), []
+    with one.engine(32) as engine:
+        deliver = engine._deliver
+
+        def looking(fresh):
+            deliver(fresh)
+            for sequence in engine._batch.running:
+                holding = engine.tiers._book.holdings.get(sequence.holder)
+                if holding is not None and holding.chain:
+                    seen.append((sequence.choice, holding.first - sequence.passed))
+
+        engine._deliver = looking
+        sampling = Sampling(max_tokens=60, temperature=1.0, seed=3, logit_bias=((257, -100.0),))
+        engine.submit(dataclasses.replace(ask(text_of(2, 70), sampling=sampling, task="t"), n=2)).result(60)
+        engine.tiers.check()
+    assert {(0, 0), (1, 0)} == set(seen)
+
+
 def test_guesses_ahead_change_nothing_where_blocks_are_passed(windowed, ask):
     """A repetitive prompt: guesses cross the borders of blocks and of the window, some of them wrong."""
     one = windowed()
