@@ -229,13 +229,14 @@ class Tiers(PlannerSide):
         """What the session's context consists of now, in order. Blocks that no session holds any more are freed; those
         that all windows have passed are not held, and stay on the device until somebody needs the room.
 
-        `also_at`: it may be gone on with behind so many of its tokens, too; what that sees is held as far as it is there.
+        `also_at`: it may be gone on with behind so many of its tokens, too; what that sees is held as far as it is there,
+        unless there are dead blocks in between.
         `template_tokens`: so many of its first tokens are a template that other tasks begin with. `background`: a
         side branch that nobody waits for. `order`: its task's place in order of arrival. `priority`: of its calls.
         """
         with self._locked():
             first = self.window.first_seen(min(tokens, BLOCK_TOKENS * len(keys)))  # it is gone on with behind the keys
-            if also_at is not None:
+            if also_at is not None and also_at // BLOCK_TOKENS >= first:
                 first = self._book.reaching(
                     keys[:first], self.window.first_seen(also_at // BLOCK_TOKENS * BLOCK_TOKENS)
                 )

@@ -349,6 +349,28 @@ def test_what_a_thought_will_leave_is_kept_from_the_first_token_on(windowed, ask
     assert all({4, 5} <= set(numbers) for numbers in seen[:-1])
 
 
+def test_a_long_thought_that_is_cancelled_is_not_held_from_its_beginning(windowed, ask):
+    """Between what the prompt ends with and what the thought ends with is nothing that anybody goes on with."""
+    one, prompt = windowed(), text_of(15, 100)
+    with one.engine(32) as engine:
+        intake = engine._intake.sequences
+
+        def thinking(request, **more):
+            made = intake(request, **more)
+            made[0].outlives = Outlives(tokens=98, in_loops=False)
+            return made
+
+        engine._intake.sequences = thinking
+        stream = engine.submit(ask(prompt, sampling=Sampling(max_tokens=300, logit_bias=((257, -100.0),)), task="t"))
+        for _ in zip(range(150), stream, strict=False):
+            pass
+        stream.cancel()
+        assert stream.wait_settled(20)
+        (holding,) = engine.tiers._book.holdings.values()
+        assert one.window.first_seen(holding.tokens) == holding.first
+        engine.tiers.check()
+
+
 def test_each_choice_passes_its_own_blocks(windowed, ask):
     """What one of them has passed is not taken from the other, and none keeps what it has passed."""
     one, seen = windowed(), []
