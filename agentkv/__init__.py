@@ -16,8 +16,9 @@ if TYPE_CHECKING:
     from agentkv.core.message import Message, ToolCall, ToolSpec
     from agentkv.core.task import Caller, PriorityClass
     from agentkv.core.usage import Timing, Usage
-    from agentkv.engine.base import Chunk, Generation, Request, ResponseFormat, Sampling, Stream, ToolChoice
+    from agentkv.engine.base import Chunk, Generation, Request, ResponseFormat, Sampling, ToolChoice
     from agentkv.engine.scripted import ScriptedEngine
+    from agentkv.engine.stream import Stream
     from agentkv.errors import (
         AgentKVError,
         BudgetExceeded,
@@ -90,7 +91,7 @@ _HOMES = {
     "ResponseFormat": "agentkv.engine.base",
     "Sampling": "agentkv.engine.base",
     "ScriptedEngine": "agentkv.engine.scripted",
-    "Stream": "agentkv.engine.base",
+    "Stream": "agentkv.engine.stream",
     "Timing": "agentkv.core.usage",
     "ToolCall": "agentkv.core.message",
     "ToolChoice": "agentkv.engine.base",

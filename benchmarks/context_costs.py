@@ -17,7 +17,7 @@ from context_ours import TOOL
 
 from agentkv import AgentKV, Message, Request, ScriptedEngine, ToolCall
 from agentkv.context.options import Context
-from agentkv.engine.base import Stream
+from agentkv.engine.stream import Stream
 
 CALLS = 30
 

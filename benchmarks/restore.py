@@ -20,8 +20,9 @@ from workload import engine, loaded, text_of
 from agentkv.clock import SystemClock
 from agentkv.core.residency import Receipt, Tier
 from agentkv.core.task import Caller
-from agentkv.engine.base import Request, Stream
+from agentkv.engine.base import Request
 from agentkv.engine.local.engine import LocalEngine
+from agentkv.engine.stream import Stream
 from agentkv.hints.forecaster import Forecaster
 from agentkv.kv.geometry import BLOCK_TOKENS
 from agentkv.policy import ladder

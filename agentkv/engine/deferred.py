@@ -5,7 +5,8 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 
-from agentkv.engine.base import Request, Stream
+from agentkv.engine.base import Request
+from agentkv.engine.stream import Stream
 
 
 def deferred(ready: Callable[[], Request], send: Callable[[Request], Stream], name: str) -> Stream:

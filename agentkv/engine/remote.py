@@ -27,9 +27,10 @@ from agentkv.core.reported import Reported
 from agentkv.core.task import Caller
 from agentkv.core.usage import Timing, Usage
 from agentkv.engine.attempts import FailedTry, noting_async_client, repeating
-from agentkv.engine.base import Attempt, Chunk, Generation, Request, Stream, refuse_unless
+from agentkv.engine.base import Attempt, Chunk, Generation, Request, refuse_unless
 from agentkv.engine.loop import LoopThread
 from agentkv.engine.silence import silence
+from agentkv.engine.stream import Stream
 from agentkv.engine.wire import PASSED_ON, Gathered, call_arguments, texts_of
 from agentkv.errors import Closed, ConfigError, RemoteError, RequestInvalid
 

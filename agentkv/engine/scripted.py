@@ -18,7 +18,7 @@ from agentkv.core.forecast import Forecast
 from agentkv.core.residency import Move, Outcome, Receipt, Residency
 from agentkv.core.task import Caller
 from agentkv.core.usage import Timing, Usage
-from agentkv.engine.base import Choice, Chunk, FinishReason, Generation, Request, Stream
+from agentkv.engine.base import Choice, Chunk, FinishReason, Generation, Request
 from agentkv.engine.script import (
     Answer,
     Reply,
@@ -30,6 +30,7 @@ from agentkv.engine.script import (
     tokens_of,
     until_stop,
 )
+from agentkv.engine.stream import Stream
 from agentkv.errors import Closed, ConfigError, PromptTooLong, RequestInvalid
 
 __all__ = ["Answer", "Reply", "ScriptedEngine"]

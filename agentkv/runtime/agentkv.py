@@ -17,7 +17,8 @@ from agentkv.core.host import Host
 from agentkv.core.residency import Policy, Receipt
 from agentkv.core.task import Caller, PriorityClass
 from agentkv.core.usage import Usage
-from agentkv.engine.base import Engine, Request, Stream
+from agentkv.engine.base import Engine, Request
+from agentkv.engine.stream import Stream
 from agentkv.errors import Closed
 from agentkv.hints.features import command_words, declared_timeout_s, size_bytes
 from agentkv.policy.rules import Rules

@@ -23,7 +23,8 @@ from agentkv.core.reported import Reported
 from agentkv.core.residency import Receipt
 from agentkv.core.task import UNATTRIBUTED, Caller, PriorityClass, Task
 from agentkv.core.usage import Timing, Usage
-from agentkv.engine.base import Generation, Request, Stream
+from agentkv.engine.base import Generation, Request
+from agentkv.engine.stream import Stream
 from agentkv.errors import GenerationCancelled
 from agentkv.runtime.accounts import Accounts
 from agentkv.runtime.pricing import Pricing

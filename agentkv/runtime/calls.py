@@ -15,8 +15,9 @@ from agentkv.core.hint import HintKind
 from agentkv.core.task import Caller, PriorityClass
 from agentkv.core.usage import Usage
 from agentkv.engine.attempts import repeating
-from agentkv.engine.base import Engine, Generation, Request, Stream, changed
+from agentkv.engine.base import Engine, Generation, Request, changed
 from agentkv.engine.deferred import deferred
+from agentkv.engine.stream import Stream
 from agentkv.errors import BudgetExceeded, Closed
 from agentkv.runtime.books import Books
 from agentkv.runtime.emit import Emitter

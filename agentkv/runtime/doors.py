@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 from agentkv.clock import Clock
 from agentkv.core.task import Caller
-from agentkv.engine.base import Engine, Request, Stream
+from agentkv.engine.base import Engine, Request
+from agentkv.engine.stream import Stream
 from agentkv.errors import Closed
 from agentkv.runtime.books import Books
 from agentkv.runtime.emit import Emitter

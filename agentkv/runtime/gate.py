@@ -20,7 +20,8 @@ from agentkv.budget.limits import ZERO, Budget
 from agentkv.core.host import Host
 from agentkv.core.task import Caller
 from agentkv.core.usage import Usage
-from agentkv.engine.base import Chunk, Generation, Request, Stream
+from agentkv.engine.base import Chunk, Generation, Request
+from agentkv.engine.stream import Stream
 from agentkv.errors import BudgetExceeded, Closed, ConfigError, LedgerError
 from agentkv.runtime.blocking import on_thread
 

@@ -11,7 +11,8 @@ from agentkv.clock import Clock
 from agentkv.core.host import Host
 from agentkv.core.residency import Policy
 from agentkv.core.task import Caller
-from agentkv.engine.base import Engine, Request, Stream
+from agentkv.engine.base import Engine, Request
+from agentkv.engine.stream import Stream
 from agentkv.policy.rules import Rules
 from agentkv.runtime import identity
 from agentkv.runtime.books import Books

@@ -9,7 +9,8 @@ from collections.abc import AsyncIterator, Mapping
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from agentkv.engine.base import Generation, Stream
+from agentkv.engine.base import Generation
+from agentkv.engine.stream import Stream
 from agentkv.server.replies import Reply
 
 

@@ -17,7 +17,8 @@ from typing import Any, TypeVar
 from agentkv.clock import Clock, SystemClock
 from agentkv.core.message import Message
 from agentkv.core.task import UNATTRIBUTED, Caller
-from agentkv.engine.base import Generation, Request, Sampling, Stream, changed
+from agentkv.engine.base import Generation, Request, Sampling, changed
+from agentkv.engine.stream import Stream
 from agentkv.errors import ExtraMissing, RequestInvalid
 
 try:

@@ -9,7 +9,8 @@ from dataclasses import dataclass, replace
 from typing import Any, Self
 
 from agentkv.core.message import Message, ToolSpec
-from agentkv.engine.base import Generation, Request, ResponseFormat, Stream, ToolChoice, changed
+from agentkv.engine.base import Generation, Request, ResponseFormat, ToolChoice, changed
+from agentkv.engine.stream import Stream
 from agentkv.errors import ConfigError, RequestInvalid
 from agentkv_langgraph.structured import AnswerInvalid
 

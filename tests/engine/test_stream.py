@@ -11,7 +11,8 @@ import pytest
 
 from agentkv import log
 from agentkv.core.usage import Usage
-from agentkv.engine.base import Chunk, Generation, Stream
+from agentkv.engine.base import Chunk, Generation
+from agentkv.engine.stream import Stream
 from agentkv.errors import GenerationCancelled, RequestInvalid
 
 

@@ -13,7 +13,8 @@ from agentkv_langgraph import LangGraphHost
 from agentkv import AgentKV, ScriptedEngine
 from agentkv.core.hint import Hint
 from agentkv.core.residency import Action, Move, Outcome, Receipt, Residency, Tier
-from agentkv.engine.base import Generation, Request, Stream
+from agentkv.engine.base import Generation, Request
+from agentkv.engine.stream import Stream
 
 BLOCK_BYTES = 4096
 

@@ -10,8 +10,8 @@ import pytest
 from agentkv import log
 from agentkv.core.message import ToolCall
 from agentkv.core.task import Caller
-from agentkv.engine.base import Stream
 from agentkv.engine.scripted import Reply
+from agentkv.engine.stream import Stream
 from agentkv.errors import BudgetExceeded, Closed, RemoteError, RequestInvalid, TemplateRejected
 
 CALLS = tuple(ToolCall(id=f"call_{n}", name="read", arguments=f'{{"path":  "{n}.py"}}') for n in range(3))

@@ -8,8 +8,9 @@ import math
 import pytest
 
 from agentkv import ToolCall
-from agentkv.engine.base import CallDelta, Chunk, Generation, Stream, TokenLogprob, Usage
+from agentkv.engine.base import CallDelta, Chunk, Generation, TokenLogprob, Usage
 from agentkv.engine.scripted import Reply
+from agentkv.engine.stream import Stream
 
 CALL = ToolCall(id="call_1", name="read", arguments='{"path":  "a.py"}')
 THREE = ("one", "two words", Reply(text="three", tool_calls=(CALL,)))

@@ -21,7 +21,7 @@ from agentkv.core.forecast import Forecast
 from agentkv.core.rates import Rates
 from agentkv.core.residency import Move, Receipt, Residency
 from agentkv.core.task import Caller
-from agentkv.engine.base import Request, Stream
+from agentkv.engine.base import Request
 from agentkv.engine.local.archive import disk_tier, revive
 from agentkv.engine.local.batch import Batch, Turn
 from agentkv.engine.local.chat import Written
@@ -34,6 +34,7 @@ from agentkv.engine.local.sequence import Sequence
 from agentkv.engine.local.sessions import Sessions
 from agentkv.engine.local.timing import book_step
 from agentkv.engine.local.writing import Fresh, write
+from agentkv.engine.stream import Stream
 from agentkv.errors import Closed, ConfigError, ModelError
 from agentkv.kv.family import Family
 from agentkv.kv.index import root_key
@@ -344,8 +345,7 @@ class LocalEngine:
         session.raw_by_call.update((call.id, told) for call in calls)
         self._counts["completed"] += 1
         self._settle(sequence)
-        generation = sequence.generation(calls, self.model, self.tiers.geometry.block_bytes)
-        sequence.choices.told(sequence.choice, generation)
+        sequence.choices.told(sequence.choice, sequence.generation(calls, self.model, self.tiers.geometry.block_bytes))
         self._sign_off(sequence)
 
     def _abandon(self, sequence: Sequence, error: Exception | None) -> None:
@@ -371,10 +371,10 @@ class LocalEngine:
 
     def _settle(self, sequence: Sequence) -> None:
         """What the call computed belongs to its session now; its blocks are unpinned."""
-        session, answer = sequence.session, sequence.answer
+        session = sequence.session
         sequence.stream.device_s += sequence.clock.device_s
         if sequence.computed:
-            answer.flush()
+            sequence.answer.flush()
             self._batch.keep_tail(sequence)
             self._batch.hold(sequence)
             self._forget(*session.take(sequence.told(), sequence.holder, sequence.choices, self._intake.tokeniser))

@@ -17,7 +17,7 @@ from functools import partial
 
 from agentkv.clock import Clock
 from agentkv.core.task import PriorityClass
-from agentkv.engine.base import Request, Stream, refuse_unless
+from agentkv.engine.base import Request, refuse_unless
 from agentkv.engine.local.answer import Answer
 from agentkv.engine.local.chat import Chat, spec_of
 from agentkv.engine.local.choices import Choices
@@ -35,6 +35,7 @@ from agentkv.engine.local.tokeniser import MARK, Tokeniser
 from agentkv.engine.local.toolcalls import OPEN, Gate, OpenGate, TagGate
 from agentkv.engine.local.transcript import Transcript
 from agentkv.engine.request import FEATURES
+from agentkv.engine.stream import Stream
 from agentkv.errors import PromptTooLong, RequestInvalid
 from agentkv.kv.index import BlockKey, root_key
 

@@ -12,13 +12,14 @@ from agentkv.core.message import ToolCall
 from agentkv.core.reported import Reported
 from agentkv.core.task import PriorityClass
 from agentkv.core.usage import Timing, Usage
-from agentkv.engine.base import Chunk, Generation, Stream
+from agentkv.engine.base import Chunk, Generation
 from agentkv.engine.local.answer import Answer
 from agentkv.engine.local.choices import Choices
 from agentkv.engine.local.drafts import Drafter
 from agentkv.engine.local.sampler import Chooser
 from agentkv.engine.local.sessions import Session, Told
 from agentkv.engine.local.transcript import Transcript
+from agentkv.engine.stream import Stream
 from agentkv.kv.geometry import BLOCK_TOKENS
 from agentkv.kv.index import BlockKey, chain_keys, tail_key
 from agentkv.kv.ticket import Ticket

@@ -16,10 +16,11 @@ from typing import Any, Self
 from agentkv.core.forecast import Forecast
 from agentkv.core.residency import Move, Receipt, Residency
 from agentkv.core.task import Caller
-from agentkv.engine.base import Request, Stream
+from agentkv.engine.base import Request
 from agentkv.engine.local.archive import disk_tier
 from agentkv.engine.local.engine import LocalEngine
 from agentkv.engine.local.loader import LoadedModel
+from agentkv.engine.stream import Stream
 from agentkv.errors import ConfigError
 from agentkv.kv.family import hand_over, make_family
 from agentkv.kv.index import root_key

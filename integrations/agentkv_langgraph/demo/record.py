@@ -14,7 +14,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from agentkv.core.task import UNATTRIBUTED
-from agentkv.engine.base import Generation, Request, Stream
+from agentkv.engine.base import Generation, Request
+from agentkv.engine.stream import Stream
 from agentkv_langgraph.demo.tools import Stopped
 
 
