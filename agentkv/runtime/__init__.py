@@ -8,6 +8,7 @@
 | budgets.py | `kv.budgets`: grants, what is left, caps on loops, limits of types of tasks |
 | build.py | the local engine from options in words |
 | calls.py | a model call: who, what it may cost, the engine, the books |
+| counted.py | a tool call as it counts, with its task and with its type |
 | desk.py | what happens when a tool starts, tells its progress, ends |
 | emit.py | hints on their way out |
 | gate.py | what happens to a step that does not fit into its budget |

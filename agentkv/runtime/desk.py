@@ -132,7 +132,7 @@ class ToolDesk:
             self._emitter.tool(HintKind.TOOL_ERROR if failed else HintKind.TOOL_END, scope)
             scope.started_s = None
             if scope.status is ToolStatus.PAUSED:  # it goes on later
-                self._books.account(scope.task).tool_paused()
+                self._gate.tool(scope.task).give_back()
             else:
                 self._ran((scope.task, scope.call_id), scope.attempt)
             self._books.tool_call(scope, actual_s=actual_s)

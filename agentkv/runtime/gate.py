@@ -11,6 +11,7 @@ import threading
 from collections.abc import Callable, Mapping
 from contextvars import ContextVar
 from decimal import Decimal
+from functools import partial
 from typing import Any, Literal, TypeVar
 
 from agentkv import log
@@ -24,6 +25,7 @@ from agentkv.engine.base import Chunk, Generation, Request
 from agentkv.engine.stream import Stream
 from agentkv.errors import BudgetExceeded, Closed, ConfigError, LedgerError
 from agentkv.runtime.blocking import on_thread
+from agentkv.runtime.counted import CountedTool
 
 ANSWER_CHARS = 4000
 _STOP = (False, "stop", "finish")
@@ -165,7 +167,7 @@ class Gate:
             return
         account = self._account(caller.task)
         try:
-            self._stepped(account, caller, account.tool_call, TOOLS)
+            self._stepped(account, caller, self.tool(caller.task).take, TOOLS)
         except BudgetExceeded as refused:
             if account.budget.on_exceeded == "finish":
                 account.tool_refused(refused)
@@ -186,8 +188,12 @@ class Gate:
 
     async def tool_call_let_in(self, caller: Caller) -> None:
         """In an event loop, before `tool_call` in the same context: wait for it there, if the task's budget queues."""
-        account = self._account(caller.task)
-        await self._let_in(account, TOOLS, account.tool_call, account.tool_paused)
+        tool = self.tool(caller.task)
+        await self._let_in(tool.account, TOOLS, tool.take, tool.give_back)
+
+    def tool(self, task: str) -> CountedTool:
+        """How a tool call of the task counts."""
+        return CountedTool(account=self._account(task), pool=self._pool(task))
 
     async def round_let_in(self, caller: Caller, kind: str, limit: int | None) -> None:
         """The same before `round`."""
@@ -206,23 +212,18 @@ class Gate:
             step()
             return True
 
-        def wait(gone: Callable[[], bool]) -> bool:
-            return bool(
-                account.wait(taken, timeout_s=account.budget.wait_s, line=line, gone=lambda: gone() or self.closed)
-            )
-
         try:
             step()
-        except BudgetExceeded:
+        except BudgetExceeded as refused:
+            if refused.task != account.task:  # it does not fit into another account
+                raise self._host.stopping(refused) from None
+            wait = partial(account.wait, taken, timeout_s=account.budget.wait_s, line=line, refused=refused)
             try:
-                await on_thread(wait, undo)
+                await on_thread(lambda gone: bool(wait(gone=lambda: gone() or self.closed)), undo)
             except BudgetExceeded as late:
                 raise self._host.stopping(late) from None
             self._check_open()
         _let_in.set(line)
-
-    def _is_closed(self) -> bool:
-        return self.closed
 
     def _check_open(self) -> None:
         if self.closed:
@@ -244,7 +245,7 @@ class Gate:
                     raise self._host.stopping(refused) from None
                 try:
                     waited: _T = who.wait(
-                        step, timeout_s=who.budget.wait_s, refused=refused, line=line, gone=self._is_closed
+                        step, timeout_s=who.budget.wait_s, refused=refused, line=line, gone=lambda: self.closed
                     )
                 except BudgetExceeded as other:
                     if other.task != who.task:

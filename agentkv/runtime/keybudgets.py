@@ -36,7 +36,14 @@ class KeyBudgets:
         self._wall_ms = wall_ms
         self._lock = threading.Lock()
         self._periods: dict[str, str] = {}
-        for key in () if keys is None else keys.all:
+        self._keys = {type_of(key): key for key in (() if keys is None else keys.all)}
+        for key in self._keys.values():
+            self.enter(key)
+
+    def enter_type(self, task_type: str) -> None:
+        """A tool call of a task of this type begins; nothing where that is no key's."""
+        key = self._keys.get(task_type)
+        if key is not None:
             self.enter(key)
 
     def enter(self, key: Key) -> None:

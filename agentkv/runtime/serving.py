@@ -42,7 +42,7 @@ class Served:
         self._budgets = KeyBudgets(
             keys, budgets=kv.budgets, account=kv._books.lasting_account, wall_ms=kv._clock.wall_ms
         )
-        stalls = Stalls(ToolsOf(kv))
+        stalls = Stalls(ToolsOf(kv, enter_type=self._budgets.enter_type))
         self._stack.callback(stalls.close)
         self.app: Starlette = create_app(
             kv.submit,
@@ -79,15 +79,18 @@ class Served:
 
 
 class ToolsOf:
-    """An AgentKV as `server.stalls.Tools`."""
+    """An AgentKV as `server.stalls.Tools`. `enter_type`: told a task's type before a tool of it begins."""
 
-    def __init__(self, kv: AgentKV) -> None:
+    def __init__(self, kv: AgentKV, *, enter_type: Callable[[str], None] | None = None) -> None:
         self._kv = kv
+        self._enter_type = enter_type
 
     def tool(self, name: str, *, expect_s: float | None, call_id: str, session: str | None) -> Any:
         return self._kv.tool(name, expect_s=expect_s, call_id=call_id, session=session)
 
     def task(self, key: str, *, final: bool, type: str) -> AbstractContextManager[object]:  # noqa: A002
+        if self._enter_type is not None:
+            self._enter_type(type)
         return self._kv.task(key, final=final, type=type)
 
     def finish(self, task: str) -> None:

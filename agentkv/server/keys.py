@@ -31,7 +31,9 @@ from agentkv.log import warn_once
 ONE_KEY, MANY_KEYS = "AGENTKV_API_KEY", "AGENTKV_API_KEYS"
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}")
 _SHORTEST = 8
-_FIELDS = frozenset({"key", "key_sha256", "key_env", "salt", "per", "zone", *LIMITS})
+_LIMITS = tuple(limit for limit in LIMITS if limit != "retries")
+"""A caller's retries are calls like any other."""
+_FIELDS = frozenset({"key", "key_sha256", "key_env", "salt", "per", "zone", *_LIMITS})
 _PERIODS = ("ever", "day", "month")
 
 
@@ -113,7 +115,7 @@ def _key(name: str, entry: Any, environment: Mapping[str, str]) -> Key:
     if not isinstance(entry, dict) or entry.keys() - _FIELDS:
         unknown = sorted(entry.keys() - _FIELDS) if isinstance(entry, dict) else [type(entry).__name__]
         raise ConfigError(f"API key {name!r}: {', '.join(unknown)} is not known; give {', '.join(sorted(_FIELDS))}")
-    limits = {limit: entry[limit] for limit in LIMITS if limit in entry}
+    limits = {limit: entry[limit] for limit in _LIMITS if limit in entry}
     try:
         budget = Budget(**limits) if limits else None
     except ConfigError as error:
@@ -130,7 +132,7 @@ def _period(name: str, entry: Mapping[str, Any], budget: Budget | None) -> tuple
     if per not in _PERIODS:
         raise ConfigError(f"API key {name!r}: per={per!r:.40} is none of {', '.join(_PERIODS)}")
     if "per" in entry and budget is None:
-        raise ConfigError(f"API key {name!r}: per={per!r} without a limit; give one of {', '.join(LIMITS)}")
+        raise ConfigError(f"API key {name!r}: per={per!r} without a limit; give one of {', '.join(_LIMITS)}")
     if zone is None:
         return per, None
     if per == "ever" or not isinstance(zone, str):

@@ -12,6 +12,7 @@ import pytest
 
 from agentkv import AgentKV, Budget, BudgetExceeded, Message, QueueFull, Request, Sampling, ScriptedEngine
 from agentkv.budget.prices import Price, PriceTable, Rates
+from agentkv.core.hint import ToolStatus
 from agentkv.errors import Closed, ConfigError, GenerationCancelled, LedgerError
 from agentkv.log import counters
 
@@ -299,3 +300,26 @@ def test_a_shared_budget_that_cannot_be_kept_refuses_before_anything_is_generate
                 other.execute("ROLLBACK")
                 other.close()
         assert 2 == len(kv.engine.requests)
+
+
+async def test_a_types_tool_calls_are_those_of_all_its_tasks(kv):
+    """Counted with the task and with the type; one that pauses, or does not fit into the type, counts with neither."""
+    for key in ("one", "two"):
+        kv.budgets.hold_to("review", kv._books.lasting_account("reviews", Budget(tool_calls=2)))
+        ran = []
+        with kv.task(f"{key}-a", type="review", budget=Budget(tool_calls=9), final=False), kv.tool("ls"):
+            ran.append(1)
+        with kv.task(f"{key}-b", type="review", budget=Budget(tool_calls=9, on_exceeded="queue"), final=False):
+            kv.tool("ls").announce().end(ToolStatus.PAUSED)
+            assert 1 == kv.budgets.left("type:review")["tool_calls"]
+            async with kv.tool("ls"):
+                ran.append(2)
+            with pytest.raises(BudgetExceeded, match="'reviews' may spend 2 tool_calls"):
+                if key == "one":
+                    async with kv.tool("ls"):
+                        ran.append(3)
+                else:
+                    with kv.tool("ls"):
+                        ran.append(3)
+        assert [1, 2] == ran
+        assert (8, 8) == tuple(kv.budgets.left(f"{key}-{one}")["tool_calls"] for one in "ab")

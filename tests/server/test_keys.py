@@ -10,10 +10,12 @@ from datetime import datetime
 import openai
 import pytest
 
-from agentkv import AgentKV, Budget, Caller, Request, Sampling, ScriptedEngine, log
+from agentkv import AgentKV, Budget, Caller, HintKind, Request, Sampling, ScriptedEngine, log
 from agentkv.budget.database import sqlite_url
 from agentkv.clock import ManualClock
+from agentkv.core.hint import Hint, ToolFacts
 from agentkv.errors import ConfigError
+from agentkv.hints.wire import WireHint
 from agentkv.server.keys import Keys
 
 ALICE, BOB = "sk-alice-1234", "sk-bob-12345"
@@ -71,6 +73,7 @@ BAD_FILES = [
     '[keys.default]\nkey = "sk-other-1234"',
     '[keys.alice]\nkey = "sk-alice-1234"\ntokens = 5\nper = "week"',
     '[keys.alice]\nkey = "sk-alice-1234"\nper = "day"',
+    '[keys.alice]\nkey = "sk-alice-1234"\nretries = 5',
     '[keys.alice]\nkey = "sk-alice-1234"\ntokens = 5\nzone = "UTC"',
     '[keys.alice]\nkey = "sk-alice-1234"\ntokens = 5\nper = "day"\nzone = "Mars/Olympus"',
     '[keys.alice]\nkey = "sk-alice-1234"\ntokens = 5\nper = "day"\nzone = 3',
@@ -323,6 +326,27 @@ def test_l4_a_day_may_have_23_or_25_hours(server_of, start, hours):
     assert "1 are used" in call(place)
     clock.advance(1)
     assert "ok" == call(place)
+
+
+@pytest.mark.parametrize("way", ["hints", "kv_hints"])
+def test_a_tool_that_is_told_counts_in_the_day_in_which_it_began(server_of, way):
+    """Also where no model call has begun the new day."""
+    text = f'[keys.alice]\nkey = "{ALICE}"\ntool_calls = 1\nper = "day"\nzone = "UTC"\n'
+    place, clock = server_of(text, "memory", "2026-06-01T23:59:59+00:00")
+
+    def told(number: int) -> str:
+        call = ToolFacts(call_id=f"c{number}", tool="make")
+        made = Hint(id=f"h{number}", at_s=0, ts_ms=0, kind=HintKind.TOOL_START, task="job", call=call)
+        hint, headers = WireHint.of(made), {"authorization": f"Bearer {ALICE}", "x-agentkv-task": "job"}
+        if way == "hints":
+            answer = place.http.post("/v1/agentkv/hints", json=hint.to_json(), headers=headers)
+            return answer.json()["receipts"][0]["outcome"]
+        body = {"model": "scripted", **ASK, "kv_hints": hint.to_envelope()}
+        return place.http.post("/v1/chat/completions", json=body, headers=headers).headers["x-agentkv-hints"]
+
+    assert ["applied", "failed"] == [told(1), told(2)]
+    clock.advance(1)
+    assert ["applied", "failed"] == [told(3), told(4)]
 
 
 def test_a_call_counts_in_the_day_in_which_it_began(server_of):
