@@ -187,11 +187,11 @@ class _Doors:
 
     async def _answer(self, http: HttpRequest, asked: Asked, reply: Reply) -> Response:
         request, key = self._identified(http, asked.request), _key(http)
+        headers = {SAMPLING_HEADER: json.dumps(self._sampled(request.sampling), separators=(",", ":"))}
         hinted = await self._hinted(key, asked.hints)
         stream = await _in_thread(self._started, request, key)
         if self._stalls is not None:
             self._note(stream, request, key, asked.lifecycle)
-        headers = {SAMPLING_HEADER: json.dumps(self._sampled(request.sampling), separators=(",", ":"))}
         headers |= {IGNORED_HEADER: ",".join(asked.ignored)} if asked.ignored else {}
         headers |= {HINTS_HEADER: hinted} if hinted else {}
         if asked.stream:

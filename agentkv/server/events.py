@@ -1,7 +1,8 @@
 """ResponseReply: an answer in the form of OpenAI's responses, whole and as a stream of typed events.
 
 Output items are the reasoning, where the model thought, a message, where there is text, and one function_call for each
-call. The stream tells each item's beginning, its pieces and its end, and last the whole response.
+call. The stream tells each item's beginning, its pieces and its end, and last the whole response; its items stand in the
+order in which they began.
 """
 
 from __future__ import annotations
@@ -33,14 +34,14 @@ class ResponseReply:
     id: str = field(default_factory=lambda: new_id("resp_"))
     _number: int = 0
     _message_id: str = field(default_factory=lambda: new_id("msg_"))
-    _reasoning_id: str = field(default_factory=lambda: new_id("rs_"))
+    _items: list[dict[str, Any]] = field(default_factory=list)
+    """The output of a stream so far, each item where it was told to begin; `_thought_at` and the others point into it."""
     _thought: str = ""
-    _thought_ended: bool = False
+    _thought_at: int | None = None
+    """The thought that is being told; another one behind text or calls is another item."""
     _text: str = ""
     _logprobs: list[TokenLogprob] = field(default_factory=list)
     _text_at: int | None = None
-    _calls: list[dict[str, Any]] = field(default_factory=list)
-    """Calls that are being told, as items; where each stands in the output is in `_calls_at`."""
     _calls_at: list[int] = field(default_factory=list)
 
     # -- whole
@@ -52,7 +53,7 @@ class ResponseReply:
         status = "incomplete" if generation.finish_reason in _INCOMPLETE else "completed"
         if generation.reasoning:
             over = generation.text or generation.tool_calls or generation.unfinished
-            output.append(self._reasoning(generation.reasoning, "completed" if over else status))
+            output.append(_reasoning(new_id("rs_"), generation.reasoning, "completed" if over else status))
         if generation.text or not (output or generation.tool_calls or generation.unfinished):
             output.append(self._message(generation.text, generation.logprobs, status))
         output += [_call_item(call, new_id("fc_"), "completed") for call in generation.tool_calls]
@@ -99,12 +100,6 @@ class ResponseReply:
             "content": [_text_part(text, logprobs)],
         }
 
-    def _reasoning(self, text: str, status: str) -> dict[str, Any]:
-        content = [{"type": "reasoning_text", "text": text}] if text else []
-        return {
-            "type": "reasoning", "id": self._reasoning_id, "summary": [], "content": content, "status": status,
-        }  # fmt: skip
-
     # -- stream
 
     def begin(self) -> bytes:
@@ -129,56 +124,55 @@ class ResponseReply:
             )
         return told + b"".join(self._call_piece(delta) for delta in chunk.calls)
 
+    def _added(self, item: dict[str, Any]) -> tuple[int, bytes]:
+        """A new item of the output: where it stands, and its event."""
+        self._items.append(item)
+        at = len(self._items) - 1
+        return at, self._event("response.output_item.added", output_index=at, item=item)
+
     def _open_text(self) -> bytes:
         if self._text_at is not None:
             return b""
-        self._text_at = len(self._calls) + bool(self._thought)
-        item = {**self._message("", (), "in_progress"), "content": []}
-        return self._event("response.output_item.added", output_index=self._text_at, item=item) + self._event(
-            "response.content_part.added", **self._place(), part=_text_part("", ())
-        )
+        self._text_at, told = self._added({**self._message("", (), "in_progress"), "content": []})
+        return told + self._event("response.content_part.added", **self._place(), part=_text_part("", ()))
 
     def _thought_piece(self, text: str) -> bytes:
-        """Thoughts come first; those behind an answer that has begun belong to them all the same."""
         told = b""
-        if not self._thought:
-            item, part = self._reasoning("", "in_progress"), {"type": "reasoning_text", "text": ""}
-            told = self._event("response.output_item.added", output_index=0, item=item)
+        if self._thought_at is None:
+            self._thought = ""
+            self._thought_at, told = self._added(_reasoning(new_id("rs_"), "", "in_progress"))
+            part = {"type": "reasoning_text", "text": ""}
             told += self._event("response.content_part.added", **self._thinking(), part=part)
         self._thought += text
         return told + self._event("response.reasoning_text.delta", **self._thinking(), delta=text)
 
     def _thinking(self) -> dict[str, Any]:
-        return {"item_id": self._reasoning_id, "output_index": 0, "content_index": 0}
+        assert self._thought_at is not None
+        return {"item_id": self._items[self._thought_at]["id"], "output_index": self._thought_at, "content_index": 0}
 
     def _thought_done(self, status: str) -> bytes:
-        if not self._thought or self._thought_ended:
+        if self._thought_at is None:
             return b""
-        self._thought_ended = True
-        item = self._reasoning(self._thought, status)
-        return (
-            self._event("response.reasoning_text.done", **self._thinking(), text=self._thought)
-            + self._event("response.content_part.done", **self._thinking(), part=item["content"][0])
-            + self._event("response.output_item.done", output_index=0, item=item)
-        )
+        at, item = self._thought_at, _reasoning(self._items[self._thought_at]["id"], self._thought, status)
+        told = self._event("response.reasoning_text.done", **self._thinking(), text=self._thought)
+        told += self._event("response.content_part.done", **self._thinking(), part=item["content"][0])
+        self._items[at], self._thought_at = item, None
+        return told + self._event("response.output_item.done", output_index=at, item=item)
 
     def _place(self) -> dict[str, Any]:
         return {"item_id": self._message_id, "output_index": self._text_at, "content_index": 0}
 
     def _call_piece(self, delta: CallDelta) -> bytes:
         told = b""
-        if delta.index == len(self._calls):
+        if delta.index == len(self._calls_at):
             call = ToolCall(id=delta.id, name=delta.name, arguments="")
-            item = _call_item(call, new_id("fc_"), "in_progress")
-            at = len(self._calls) + bool(self._thought) + (self._text_at is not None)
-            self._calls.append(item)
+            at, told = self._added(_call_item(call, new_id("fc_"), "in_progress"))
             self._calls_at.append(at)
-            told = self._event("response.output_item.added", output_index=at, item=dict(item))
-        item = self._calls[delta.index]
+        at = self._calls_at[delta.index]
+        item = self._items[at]
         item["arguments"] += delta.arguments
         if not delta.arguments:
             return told
-        at = self._calls_at[delta.index]
         return told + self._event(
             "response.function_call_arguments.delta", item_id=item["id"], output_index=at, delta=delta.arguments
         )
@@ -187,27 +181,21 @@ class ResponseReply:
         """The ends of all items, and the whole response."""
         told = b""
         for index, call in enumerate(generation.tool_calls):
-            if index >= len(self._calls):  # it did not come in pieces
+            if index >= len(self._calls_at):  # it did not come in pieces
+                told += self._thought_done("completed")
                 told += self._call_piece(CallDelta(index=index, id=call.id, name=call.name, arguments=call.arguments))
         status = "incomplete" if generation.finish_reason in _INCOMPLETE else "completed"
-        output: list[dict[str, Any]] = []
-        if not self._calls and not self._thought:
+        if not self._items:
             told += self._open_text()
-        if self._thought:
-            over = self._text_at is not None or self._calls
-            told += self._thought_done("completed" if over else status)
-            output.append(self._reasoning(self._thought, "completed" if over else status))
-        message = self._message(self._text, tuple(self._logprobs), status)
+        told += self._thought_done(status if len(self._items) == 1 else "completed")
         if self._text_at is not None:
+            self._items[self._text_at] = message = self._message(self._text, tuple(self._logprobs), status)
             told += self._text_done(message)
-        for index, item in enumerate(self._calls):
-            item["status"] = "completed" if index < len(generation.tool_calls) else "incomplete"
-            output.append(item)
-            told += self._call_done(self._calls_at[index], item)
-        if self._text_at is not None:
-            output.insert(self._text_at, message)
+        for index, at in enumerate(self._calls_at):
+            self._items[at]["status"] = "completed" if index < len(generation.tool_calls) else "incomplete"
+            told += self._call_done(at, self._items[at])
         self._kept(generation)
-        return told + self._event(f"response.{status}", response=self._response(status, output, generation))
+        return told + self._event(f"response.{status}", response=self._response(status, self._items, generation))
 
     def _text_done(self, message: dict[str, Any]) -> bytes:
         (part,) = message["content"]
@@ -256,6 +244,11 @@ def response_usage(usage: Usage) -> dict[str, Any]:
 
 def _text_part(text: str, logprobs: tuple[TokenLogprob, ...]) -> dict[str, Any]:
     return {"type": "output_text", "text": text, "annotations": [], "logprobs": token_logprobs(logprobs)}
+
+
+def _reasoning(item_id: str, text: str, status: str) -> dict[str, Any]:
+    content = [{"type": "reasoning_text", "text": text}] if text else []
+    return {"type": "reasoning", "id": item_id, "summary": [], "content": content, "status": status}
 
 
 def _call_item(call: ToolCall, item_id: str, status: str) -> dict[str, Any]:

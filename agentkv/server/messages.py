@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Any
 
 from agentkv.core.message import Message, Role, ToolCall, ToolSpec
@@ -14,6 +15,8 @@ _ROLES: dict[str, Role] = {
     "assistant": "assistant",
     "tool": "tool",
 }
+_HARMLESS_OF_PARTS = frozenset({"cache_control", "logprobs"})
+"""What the first asks for, reuse of the prefix, happens anyway; the others come back from an earlier answer."""
 
 
 def read_messages(items: list[Any] | None) -> tuple[Message, ...]:
@@ -35,9 +38,10 @@ def _message(fields: Fields) -> Message:
         items = fields.items("tool_calls") or []
         calls = tuple(_call(Fields(item, f"{fields.at('tool_calls')}[{i}]")) for i, item in enumerate(items))
         fields.only("annotations", [], why="they are not read")
+    content = fields.any("content", "" if role == "assistant" else None)
     message = Message(
         role=role,
-        content=_content(fields.any("content"), fields.at("content"), optional=role == "assistant"),
+        content=read_content(content, fields.at("content")),
         tool_calls=calls,
         tool_call_id=fields.text("tool_call_id") if role == "tool" else None,
         name=fields.text("name", "") or None,
@@ -56,23 +60,23 @@ def _reasoning(fields: Fields) -> str:
     return told[0] or told[1] or ""
 
 
-def _content(content: Any, path: str, *, optional: bool) -> str:
-    if content is None and optional:
-        return ""
+def read_content(content: Any, path: str, *, kinds: Collection[str] = ("text",)) -> str:
+    """A message's text: as it is, or its parts joined. `kinds`: what parts of text are called at this endpoint."""
     if isinstance(content, str):
         return content
     if not isinstance(content, list):
         what = "is missing" if content is None else f"must be a text or a list of parts, not {kind_of(content)}"
         refuse(path, what, code="invalid_type")
-    return "".join(_part(Fields(part, f"{path}[{index}]")) for index, part in enumerate(content))
+    return "".join(_part(Fields(part, f"{path}[{index}]"), kinds) for index, part in enumerate(content))
 
 
-def _part(fields: Fields) -> str:
+def _part(fields: Fields, kinds: Collection[str]) -> str:
     kind = fields.text("type")
-    if kind != "text":
+    if kind not in kinds:
         refuse(fields.at("type"), f"{kind!r:.40} is not supported: only text parts are", code="unsupported_value")
     text = fields.text("text")
-    fields.end(harmless={"cache_control"})  # what it asks for, reuse of the prefix, happens anyway
+    fields.only("annotations", [], why="they are not read")
+    fields.end(harmless=_HARMLESS_OF_PARTS)
     return text
 
 

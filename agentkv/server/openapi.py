@@ -9,8 +9,8 @@ from __future__ import annotations
 from typing import Any
 
 from agentkv.engine.request import MOST_CHOICES, MOST_TOP_LOGPROBS
-from agentkv.hints.wire import VERSION
-from agentkv.server.requests import MOST_COMPLETION_LOGPROBS
+from agentkv.hints.wire import ACTION, VERSION
+from agentkv.server.requests import MOST_COMPLETION_LOGPROBS, MOST_HINTS
 from agentkv.server.sampled import STOP_LIMIT
 
 Schema = dict[str, Any]
@@ -134,6 +134,7 @@ def _shared() -> dict[str, Schema]:
                     role=_one_of("assistant"),
                     content=_or_null(_ref("Content")),
                     reasoning_content=_or_null(_TEXT),
+                    reasoning=_or_null(_TEXT),
                     tool_calls=_list(_object(("id", "function"), id=_NAME, type=_one_of("function"), function=call)),
                 ),
                 _object(
@@ -196,6 +197,7 @@ def _chosen() -> dict[str, Schema]:
             }
         ),
         "stream_options": _or_null(_ref("StreamOptions")),
+        "kv_hints": _or_null(_ref("Envelope")),
     }
 
 
@@ -230,6 +232,7 @@ def _asked(model: str) -> dict[str, Schema]:
         "CompletionRequest": completion,
         "ResponseRequest": _response_request(served),
         "Hint": _hint(),
+        "Envelope": _envelope(),
         "Hints": {"anyOf": [_ref("Hint"), _object(("hints",), hints=_list(_ref("Hint")))]},
         "Event": {
             "anyOf": [
@@ -249,6 +252,7 @@ def _asked(model: str) -> dict[str, Schema]:
 def _response_request(served: Schema) -> Schema:
     part = _object(("type", "text"), type=_one_of("input_text", "output_text"), text=_TEXT)
     content = {"anyOf": [_TEXT, _list(part)]}
+    thought = _object(("type", "text"), type=_one_of("reasoning_text"), text=_TEXT)
     item = {
         "anyOf": [
             _object(
@@ -265,6 +269,7 @@ def _response_request(served: Schema) -> Schema:
                 arguments=_TEXT,
             ),
             _object(("type", "call_id", "output"), type=_one_of("function_call_output"), call_id=_NAME, output=content),
+            _object(("type",), type=_one_of("reasoning"), summary=_list(_ANY), content=_or_null(_list(thought))),
         ]
     }
     tool = _object(
@@ -293,6 +298,7 @@ def _response_request(served: Schema) -> Schema:
         top_logprobs=_or_null(_integer(0, MOST_TOP_LOGPROBS)),
         truncation=_or_null(_one_of("disabled")),
         stream_options=_or_null(_object(include_obfuscation={"const": False})),
+        kv_hints=_or_null(_ref("Envelope")),
         **_sampling(),
     )
 
@@ -318,6 +324,20 @@ def _hint() -> Schema:
             "wait": wait,
         },
     }
+
+
+def _envelope() -> Schema:
+    action = {
+        "type": "object",
+        "required": ["action_type", "action_version", "payload"],
+        "properties": {
+            "action_id": _TEXT,
+            "action_type": {"const": ACTION[0]},
+            "action_version": {"const": ACTION[1]},
+            "payload": _ref("Hint"),
+        },
+    }
+    return {"type": "object", "required": ["actions"], "properties": {"actions": _list(action, most=MOST_HINTS)}}
 
 
 def _told() -> dict[str, Schema]:

@@ -14,9 +14,9 @@ from typing import Any
 from agentkv.core.message import Message, ToolCall, ToolSpec
 from agentkv.engine.request import Request, ResponseFormat, ToolChoice
 from agentkv.server.fields import Fields, kind_of, refuse
-from agentkv.server.messages import read_tools
-from agentkv.server.requests import Asked, check_model
-from agentkv.server.sampled import HARMLESS, read_format, read_sampling, read_tool_choice
+from agentkv.server.messages import read_content, read_tools
+from agentkv.server.requests import Asked, check_model, read_kv_hints
+from agentkv.server.sampled import HARMLESS, read_format, read_sampling, read_tool_choice, wanted_logprobs
 
 _TEXT_PARTS = frozenset({"input_text", "output_text", "text"})
 _ROLES = {"user": "user", "assistant": "assistant", "system": "system", "developer": "system"}
@@ -49,7 +49,7 @@ def response_request(
     choice = read_tool_choice(fields, tools, flat=True)
     text_format = _text_format(fields)
     sampling = read_sampling(fields, limits=("max_output_tokens",), penalties=False)
-    logprobs, top = _logprobs(fields), fields.any("top_logprobs", 0)
+    logprobs = wanted_logprobs(_includes_logprobs(fields), fields.any("top_logprobs"), only_with=f"include={_LOGPROBS}")
     stream, store = fields.flag("stream", default=False), fields.flag("store", default=True)
     _stream_options(fields, stream=stream)
     messages = (Message(role="system", content=instructions), *kept) if instructions else kept
@@ -58,7 +58,7 @@ def response_request(
         tools=() if choice.mode == "none" else tools,
         tool_choice=choice,
         sampling=sampling,
-        logprobs=top if logprobs else None,
+        logprobs=logprobs,
         response_format=text_format,
     )
     told = {
@@ -74,8 +74,9 @@ def response_request(
         "top_p": sampling.top_p,
         "truncation": "disabled",
     }
+    hints = read_kv_hints(fields)
     ignored = fields.end(harmless=HARMLESS - {"metadata", "store"})
-    asked = Asked(request=request, stream=stream, include_usage=True, ignored=ignored)
+    asked = Asked(request=request, stream=stream, include_usage=True, ignored=ignored, hints=hints)
     return AskedResponse(asked=asked, told=told, kept=kept, store=store)
 
 
@@ -99,7 +100,7 @@ def _stream_options(fields: Fields, *, stream: bool) -> None:
     inner.end()
 
 
-def _logprobs(fields: Fields) -> bool:
+def _includes_logprobs(fields: Fields) -> bool:
     wanted = fields.items("include") or []
     for index, name in enumerate(wanted):
         if name != _LOGPROBS:
@@ -148,7 +149,7 @@ def _input(value: Any) -> tuple[Message, ...]:
 
 
 def joined(messages: Iterable[Message]) -> tuple[Message, ...]:
-    """Items as messages: what an assistant thought, what it said and the calls that follow are one turn.
+    """Items as messages: what an assistant thought, what it said and its calls are one turn, in either order.
 
     A thought that nothing follows is left out.
     """
@@ -157,13 +158,19 @@ def joined(messages: Iterable[Message]) -> tuple[Message, ...]:
     for message in messages:
         last = turns[-1] if turns else None
         if _is_thought(message):
-            thought = message.reasoning
-        elif last is not None and last.role == message.role == "assistant" and message.tool_calls and not thought:
-            turns[-1] = replace(last, tool_calls=(*last.tool_calls, *message.tool_calls))
+            thought += message.reasoning
+        elif last is not None and not thought and _same_turn(last, message):
+            calls = (*last.tool_calls, *message.tool_calls)
+            turns[-1] = replace(last, content=last.content + message.content, tool_calls=calls)
         else:
             turns.append(replace(message, reasoning=thought) if thought and message.role == "assistant" else message)
             thought = ""
     return tuple(turns)
+
+
+def _same_turn(last: Message, message: Message) -> bool:
+    """Calls go with the text before them, and text behind calls with them: their outputs come only later."""
+    return last.role == message.role == "assistant" and bool(last.tool_calls or message.tool_calls)
 
 
 def _is_thought(message: Message) -> bool:
@@ -193,7 +200,8 @@ def _message(fields: Fields) -> Message:
     if role is None:
         refuse(fields.at("role"), f"{name!r:.40} is not one of {', '.join(_ROLES)}")
     fields.any("phase")  # told by newer models, and sent back by their clients
-    return Message(role=role, content=_content(fields.any("content"), fields.at("content")))  # type: ignore[arg-type]
+    content = read_content(fields.any("content"), fields.at("content"), kinds=_TEXT_PARTS)
+    return Message(role=role, content=content)  # type: ignore[arg-type]
 
 
 def _call(fields: Fields) -> Message:
@@ -217,26 +225,8 @@ def _reasoning(fields: Fields) -> Message | None:
 
 def _output(fields: Fields) -> Message:
     call_id = fields.text("call_id")
-    return Message(role="tool", content=_content(fields.any("output"), fields.at("output")), tool_call_id=call_id)
-
-
-def _content(content: Any, path: str) -> str:
-    if isinstance(content, str):
-        return content
-    if not isinstance(content, list):
-        what = "is missing" if content is None else f"must be a text or a list of parts, not {kind_of(content)}"
-        refuse(path, what, code="invalid_type")
-    return "".join(_part(Fields(part, f"{path}[{index}]")) for index, part in enumerate(content))
-
-
-def _part(fields: Fields) -> str:
-    kind = fields.text("type")
-    if kind not in _TEXT_PARTS:
-        refuse(fields.at("type"), f"{kind!r:.40} is not supported: only text parts are", code="unsupported_value")
-    text = fields.text("text")
-    fields.only("annotations", [], why="they are not read")
-    fields.end(harmless={"logprobs"})
-    return text
+    content = read_content(fields.any("output"), fields.at("output"), kinds=_TEXT_PARTS)
+    return Message(role="tool", content=content, tool_call_id=call_id)
 
 
 def _told_tool(tool: ToolSpec) -> dict[str, Any]:

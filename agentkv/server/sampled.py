@@ -86,11 +86,16 @@ def read_n(fields: Fields) -> int:
 
 def read_chat_logprobs(fields: Fields) -> int | None:
     """`logprobs` and `top_logprobs` of a chat."""
-    wanted, top = fields.flag("logprobs", default=False), fields.any("top_logprobs")
+    wanted = fields.flag("logprobs", default=False)
+    return wanted_logprobs(wanted, fields.any("top_logprobs"), only_with="logprobs=true")
+
+
+def wanted_logprobs(wanted: bool, top: Any, *, only_with: str) -> int | None:
+    """How many of the likeliest tokens are told, None for no log probabilities. `top`: the field `top_logprobs`."""
     if wanted:
         return 0 if top is None else _top(top)
     if top not in (None, 0) or isinstance(top, bool):
-        refuse("top_logprobs", "is only allowed with logprobs=true")
+        refuse("top_logprobs", f"is only allowed with {only_with}")
     return None
 
 

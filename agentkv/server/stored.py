@@ -55,4 +55,8 @@ class Stored:
 
 
 def _chars(message: Message) -> int:
-    return len(message.content) + sum(len(call.name) + len(call.arguments) for call in message.tool_calls)
+    return (
+        len(message.content)
+        + len(message.reasoning)
+        + sum(len(call.name) + len(call.arguments) for call in message.tool_calls)
+    )

@@ -11,8 +11,10 @@ from agentkv import AgentKV, HintKind, ScriptedEngine
 from agentkv.core.forecast import Forecast
 from agentkv.core.hint import Hint, ToolFacts
 from agentkv.hints.wire import WireHint
+from agentkv.server.openapi import document
 
 numbers = itertools.count()
+ROUTES = ["chat/completions", "completions", "responses"]
 
 
 def hint(kind, task="job"):
@@ -30,6 +32,8 @@ def chat(place, route="chat/completions", **fields):
     body = {"model": "scripted", "messages": [{"role": "user", "content": "hello"}], **fields}
     if route == "completions":
         body["prompt"] = body.pop("messages")[0]["content"]
+    if route == "responses":
+        body["input"] = body.pop("messages")
     return place.http.post(f"/v1/{route}", json=body, headers={"x-agentkv-task": "job"})
 
 
@@ -40,13 +44,27 @@ def place(scripted_place):
     return made
 
 
-@pytest.mark.parametrize("route", ["chat/completions", "completions"])
+@pytest.mark.parametrize("route", ROUTES)
 def test_a_call_brings_the_end_of_its_tool_along(place, route):
     """One request instead of two: the hint is taken before the call begins, with a receipt in a header."""
     assert "applied" == chat(place, route, kv_hints=envelope("tool_start")).headers["x-agentkv-hints"]
     answer = chat(place, route, kv_hints=envelope("tool_end"))
     assert (200, "applied") == (answer.status_code, answer.headers["x-agentkv-hints"])
     assert [("make", "succeeded")] == [(tool.tool, tool.status) for tool in place.kv.report("job").tools]
+
+
+def test_the_document_knows_them_at_every_endpoint_that_takes_them():
+    """So that what is made of it sends them."""
+    schemas = document("m")["components"]["schemas"]
+    asked = ("ChatRequest", "CompletionRequest", "ResponseRequest")
+    assert asked == tuple(name for name in asked if "kv_hints" in schemas[name]["properties"])
+    action = schemas["Envelope"]["properties"]["actions"]["items"]["properties"]
+    told = hint("tool_end").to_envelope()["actions"][0]
+    assert told.keys() == action.keys()
+    assert (told["action_type"], told["action_version"]) == (
+        action["action_type"]["const"],
+        action["action_version"]["const"],
+    )
 
 
 def test_each_hint_has_its_receipt(place):
@@ -64,10 +82,11 @@ def test_actions_of_others_are_left_to_others(place):
     assert 200 == chat(place, kv_hints=None).status_code
 
 
+@pytest.mark.parametrize("route", ROUTES)
 @pytest.mark.parametrize("given", ["x", 7, [], {}, {"actions": {}}, {"actions": [{}] * 65}, True])
-def test_what_is_no_envelope_is_refused_by_name(place, given):
+def test_what_is_no_envelope_is_refused_by_name(place, given, route):
     """As every field that cannot have its effect."""
-    answer = chat(place, kv_hints=given)
+    answer = chat(place, route, kv_hints=given)
     assert (400, "kv_hints") == (answer.status_code, answer.json()["error"]["param"])
 
 

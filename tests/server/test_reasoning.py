@@ -5,10 +5,12 @@ from __future__ import annotations
 import openai.types.responses as events
 import pytest
 from agentkv_langgraph import ChatAgentKV
+from agentkv_langgraph.chat import _chunks
 from langchain_core.messages import HumanMessage
 from openai.types.responses import Response
 
 from agentkv import AgentKV, ScriptedEngine, ToolCall
+from agentkv.engine.base import CallDelta, Chunk
 from agentkv.engine.script import Reply
 
 CALL = ToolCall(id="call_1", name="read", arguments='{"path": "a.py"}')
@@ -130,6 +132,14 @@ def test_langchain_finds_thoughts_where_it_looks_for_them(way):
         model.invoke(turns)
         sent = [message for message in kv.engine.requests[-1].messages if message.role == "assistant"]
     assert [(one.text, one.reasoning) for one in (CALLS, THINKS)] == [(one.content, one.reasoning) for one in sent]
+
+
+def test_a_thought_that_comes_with_a_call_is_not_lost():
+    """Guesses ahead can end a thought and begin a call in one step."""
+    delta = CallDelta(index=0, id="call_1", name="read", arguments="{}")
+    first, second = _chunks(Chunk(text="", reasoning="Hm.", calls=(delta,)))
+    assert {"reasoning_content": "Hm."} == first.message.additional_kwargs
+    assert "call_1" == second.message.tool_call_chunks[0]["id"]
 
 
 @pytest.mark.parametrize("bad", [5, ["x"], {"a": 1}])

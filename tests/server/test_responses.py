@@ -178,3 +178,37 @@ def test_tools_none_and_formats_are_told_back(door_of):
     assert ("none", {"run": "7"}, "x") == (response.tool_choice, response.metadata, response.text.format.name)
     assert [("read", True)] == [(tool.name, tool.strict) for tool in response.tools]
     assert () == door.engine.requests[0].tools
+
+
+def test_text_behind_a_call_is_of_the_same_turn():
+    """A stream's items stand in the order in which they were written; sent again they are the turn that was stored."""
+    call = {"type": "function_call", "call_id": "a", "name": "read", "arguments": "{}"}
+    said = {"role": "assistant", "content": [{"type": "output_text", "text": "I looked.", "annotations": []}]}
+    output = {"type": "function_call_output", "call_id": "a", "output": "done"}
+    thought = {"type": "reasoning", "summary": [], "content": [{"type": "reasoning_text", "text": "Hm."}]}
+    turn = Message(
+        role="assistant", content="I looked.", tool_calls=(ToolCall(id="a", name="read", arguments="{}"),),
+        reasoning="Hm.Hm.",
+    )  # fmt: skip
+    for items in ([call, said], [said, call]):
+        assert turn == read(input=[thought, thought, *items, output]).kept[0]
+    assert [said["content"][0]["text"]] * 2 == [turn.content for turn in read(input=[said, said]).kept]
+
+
+@pytest.mark.parametrize("top", [3, "x", True, -1])
+def test_top_logprobs_without_the_field_that_tells_them_is_refused(top):
+    """It would do nothing; a chat refuses it too. With the field it has OpenAI's limits, under its own name."""
+    for more in ({}, {"include": []}, {"include": ["message.output_text.logprobs"]} if top != 3 else {}):
+        with pytest.raises(RequestInvalid) as caught:
+            read(top_logprobs=top, **more)
+        assert "top_logprobs" == caught.value.param
+    told = read(top_logprobs=3, include=["message.output_text.logprobs"]).asked.request.logprobs
+    assert (3, None) == (told, read(top_logprobs=0).asked.request.logprobs)
+
+
+def test_what_was_thought_counts_in_what_is_stored():
+    """A model that thinks at length must not fill the memory."""
+    stored = Stored(most_chars=100)
+    stored.put("", "one", (Message(role="assistant", content="x", reasoning="y" * 60),))
+    stored.put("", "two", (Message(role="assistant", content="x", reasoning="y" * 60),))
+    assert 1 == len(stored)
