@@ -287,6 +287,10 @@ def _json(path: Path) -> dict[str, Any]:
 
 
 def suggestions_in(folder: Path) -> dict[str, Any]:
-    """The sampling that the model's makers suggest, as far as they say so."""
+    """The sampling that the model's makers suggest, as far as they say so: numbers only, for they go into a header."""
     given = _json(folder / "generation_config.json")
-    return {name: given[name] for name in _SUGGESTIONS if given.get(name) is not None}
+    return {name: given[name] for name in _SUGGESTIONS if _is_number(given.get(name))}
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and abs(value) < _NO_LIMIT  # which NaN is not

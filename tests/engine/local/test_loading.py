@@ -20,7 +20,7 @@ from agentkv.core.task import Caller
 from agentkv.engine.base import Request, Sampling
 from agentkv.engine.local import dtypes, identity, quantised
 from agentkv.engine.local.engine import LocalEngine
-from agentkv.engine.local.loader import load_model
+from agentkv.engine.local.loader import load_model, suggestions_in
 from agentkv.errors import ConfigError, ExtraMissing, ModelError, RequestInvalid, UnsupportedModel
 
 TURNS = (Message(role="system", content="Be brief."), Message(role="user", content="Say hello."))
@@ -157,6 +157,13 @@ def test_suggested_sampling_is_shown_and_never_applied_unasked(models, tmp_path)
         json.dumps(engine.stats())
         assert plain == engine.submit(_raw("Hello", 12)).result(60).token_ids
         assert plain == engine.submit(_raw("Hello", 12, temperature=0.0)).result(60).token_ids
+
+
+def test_what_is_no_number_is_no_suggestion(tmp_path):
+    """They go into a header of every answer: a model's folder must not write what it likes there."""
+    odd = {"do_sample": True, "temperature": "x" * 100_000, "top_p": float("nan"), "top_k": 10**400, "min_p": [0.1]}
+    (tmp_path / "generation_config.json").write_text(json.dumps({**odd, "repetition_penalty": 1.1}))
+    assert {"do_sample": True, "repetition_penalty": 1.1} == suggestions_in(tmp_path)
 
 
 def test_every_answer_says_how_it_was_chosen_and_what_the_makers_suggest(models, tmp_path):
