@@ -321,7 +321,7 @@ _HUGE = {
 
 @pytest.mark.parametrize("kind", list(_HUGE))
 def test_a_fifth_of_a_megabyte_of_anything_is_quick(kind):
-    """Time grows with the text and no faster: ten times the text takes far less than a hundred times as long."""
+    """Time grows with the text and no faster: four times the text takes less than twelve times as long."""
 
     def passed_s(size):
         text = _HUGE[kind](size)
@@ -329,9 +329,9 @@ def test_a_fifth_of_a_megabyte_of_anything_is_quick(kind):
         assert slimmer().slim(text).kept_tokens <= MAX_TOKENS
         return time.thread_time() - started_s
 
-    passed_s(20_000)
-    least = min(passed_s(20_000) for _ in range(3))
-    assert min(passed_s(200_000) for _ in range(2)) < 40 * max(least, 0.005)
+    passed_s(50_000)
+    least = min(passed_s(50_000) for _ in range(3))
+    assert min(passed_s(200_000) for _ in range(2)) < 12 * max(least, 0.005)
 
 
 @pytest.mark.slow
