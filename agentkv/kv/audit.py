@@ -9,7 +9,7 @@ from typing import Any
 
 from agentkv.core.rates import OVERLAP
 from agentkv.core.residency import Residency, Tier
-from agentkv.kv.block import NOWHERE
+from agentkv.kv.block import NOWHERE, Block
 from agentkv.kv.book import Book, Holding
 from agentkv.kv.device import NULL_BLOCK, DevicePool
 from agentkv.kv.host import HostArena
@@ -24,7 +24,7 @@ def figures(
     blocks = book.blocks.values()
     size = device.geometry.block_bytes
     on_device = [block for block in blocks if block.has(Tier.DEVICE)]
-    spare = _spare_blocks(book)
+    spare = _spare(book)
     counts = transfers.counts
     return {
         "block_bytes": size,
@@ -37,8 +37,8 @@ def figures(
             "private": len(device.private),
             "keyed": len(on_device),
             "clean": sum(not block.unwritten for block in on_device),
-            "dirty": sum(block.unwritten for block in on_device) - spare,
-            "behind": spare,
+            "dirty": sum(block.unwritten for block in on_device) - sum(block.unwritten for block in spare),
+            "behind": len(spare),
             "pinned": sum(block.pins > 0 for block in on_device) + len(device.private),
         },
         "host": _slots(host.slots, len(host.free), size) | {"pinned_bytes": host.pinned_bytes} if host else None,
@@ -95,14 +95,14 @@ def facts(holding: Holding, transfers: Transfers, *, recompute_s: float, pressed
         has_disk=transfers.has_disk,
         pressed=pressed,
         background=holding.background,
-        free_blocks=len(transfers.device.free) + _spare_blocks(transfers.book),
+        free_blocks=len(transfers.device.free) + len(_spare(transfers.book)),
         host_free_blocks=0 if transfers.host is None else len(transfers.host.free),
     )
 
 
-def _spare_blocks(book: Book) -> int:
-    """Device blocks that are as good as free: all windows have passed what is there."""
-    return sum(block.evictable(Tier.DEVICE) for block in book.orphans.values()) if book.window else 0
+def _spare(book: Book) -> list[Block]:
+    """Blocks whose place on the device is as good as free: all windows have passed what is there."""
+    return [block for block in book.orphans.values() if block.evictable(Tier.DEVICE)] if book.window else []
 
 
 def _slots(capacity: int, free: int, size: int) -> dict[str, Any]:

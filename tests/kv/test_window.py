@@ -223,6 +223,19 @@ def test_what_is_as_good_as_free_is_told_as_free(rig):
     assert 9 == r.tiers.residency("a").free_blocks
 
 
+def test_a_clean_block_that_nobody_needs_is_counted_clean_only(rig):
+    """The template of an ended task that has copies on the host, and one block of it that its window had passed."""
+    r = rig(device=12, window=WINDOW)
+    keys = r.keys("a", 4)
+    r.turn_of("a", keys)
+    r.tiers.hold("a", "a", keys, 4 * 16, template_tokens=4 * 16)
+    r.moved("a", Action.WRITE, Tier.HOST)
+    r.tiers.drop_task("a")
+    r.settle()
+    told = r.tiers.stats()["device"]
+    assert (4, 3, 4, 0) == tuple(told[name] for name in ("keyed", "clean", "behind", "dirty"))
+
+
 def test_a_session_wakes_on_another_device_with_its_window_only(rig_class, tmp_path):
     """The blocks before have no copy that could be shared; those in sight are found behind the hole."""
     shared = make_family(GEOMETRY, device="cpu", host_bytes=16 * GEOMETRY.slot_bytes, slab=None)
