@@ -235,7 +235,9 @@ def test_r2_and_r6_a_release_that_does_not_say_when_the_step_ends_is_noticed(mak
     """Its blocks would be loaded into while the last step still reads (R2) or writes (R6) them."""
     release = Tiers.release
     monkeypatch.setattr(
-        Tiers, "release", lambda self, session, blocks, *, used: release(self, session, blocks, used=DONE)
+        Tiers,
+        "release",
+        lambda self, session, blocks, *, used, behind=False: release(self, session, blocks, used=DONE, behind=behind),
     )
     assert spoilt(scenario, make(device=4)), rule
 
@@ -265,10 +267,10 @@ def test_r8_a_lease_that_does_not_pin_is_noticed(make, monkeypatch):
         loose.update(lease.blocks if lease else ())
         return lease
 
-    def forgiving(self, session, blocks, *, used):
+    def forgiving(self, session, blocks, *, used, behind=False):
         kept = [block for block in blocks if block not in loose]
         loose.difference_update(blocks)
-        release(self, session, kept, used=used)
+        release(self, session, kept, used=used, behind=behind)
 
     monkeypatch.setattr(Tiers, "acquire", unpinned)
     monkeypatch.setattr(Tiers, "release", forgiving)
