@@ -23,6 +23,10 @@ from agentkv.kv.streams import Event
 from agentkv.kv.ticket import Lease, Ticket
 from agentkv.kv.tiers import Tiers
 
+_LONELY = 2
+"""A chunk of prompt is so many times as long while nobody decodes, whose next token it would hold up: longer matrix products
+cost less per token.
+"""
 PATIENCE_S = 0.05
 """How long a starving sequence waits for writes under way before the youngest is sent back."""
 _CHEAP_ROWS = 16
@@ -165,9 +169,9 @@ class Batch:
     # -- a step
 
     def plan(self) -> list[Turn]:
-        """The next step: a token for everyone who decodes, and up to a chunk of prompt, earliest first."""
+        """The next step: a token for everyone who decodes, and up to a chunk (or two) of prompt, earliest first."""
         turns: list[Turn] = []
-        left = self._chunk_tokens
+        left = self._chunk_tokens * (1 if any(one.decoding for one in self.running) else _LONELY)
         rows = _CHEAP_ROWS - sum(one.decoding for one in self.running)
         starved = False
         for sequence in in_order(self.running):

@@ -27,8 +27,8 @@ from agentkv.kv.geometry import BLOCK_TOKENS, ITEM_BYTES, Geometry
 from agentkv.kv.limits import available_bytes
 from agentkv.kv.window import Window
 
-CHUNK_TOKENS = 512
-"""Prefilled at a time, by default: what working memory is reckoned for."""
+CHUNK_TOKENS = 1024
+"""The most that is prefilled at a time, by default: what working memory is reckoned for."""
 _FLOATS = {"F64", "F32", "F16", "BF16"}
 _LIBRARIES_BYTES = 250 << 20
 """Tokenizer, transformers' own objects and allocator slack; measured on the CPU with SmolLM2."""

@@ -136,7 +136,7 @@ def test_a_pool_that_is_smaller_than_the_window_holds_what_it_holds(windowed, as
 def test_blocks_are_given_up_while_the_prompt_is_still_computed(windowed, ask):
     """Never more than what the window shows and a chunk has pins, at any step of a long prompt and of a long answer."""
     one, pinned = windowed(), []
-    with one.engine(64, chunk_tokens=32) as engine:
+    with one.engine(64, chunk_tokens=16) as engine:
         honest = engine._forward
 
         def watched(turns):
@@ -147,7 +147,9 @@ def test_blocks_are_given_up_while_the_prompt_is_still_computed(windowed, ask):
         answer = engine.submit(ask(text_of(2, 300), 60, task="t")).result(60)
         assert one.greedy(text_of(2, 300), 60) == list(answer.token_ids)
         assert len(pinned) > 12
-        assert max(pinned) <= one.window.reach_blocks + 2 + 1  # a chunk of 32 tokens touches three blocks
+        assert (
+            max(pinned) <= one.window.reach_blocks + 2 + 1
+        )  # 32 tokens at once, while nobody decodes, touch three blocks
         assert device(engine)["behind"] >= 15  # what was passed stays as long as nobody needs the room
         assert device(engine)["free"] < 64 - 15
         engine.finish_task("t")
