@@ -19,6 +19,11 @@ HEAVY = (
     "structlog",
 )
 
+STANDARD = (
+    "asyncio, unittest.mock, http.server, xml.dom.minidom, multiprocessing.pool, sqlite3, urllib.request, logging.handlers, "
+    "argparse, csv, zipfile, concurrent.futures, smtplib, imaplib"
+)
+
 
 def _run(code: str) -> str:
     return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip()
@@ -33,9 +38,14 @@ def test_importing_the_public_names_loads_no_heavy_package():
 
 
 def test_import_costs_at_most_60_ms_more_than_a_bare_interpreter():
-    """The minimum of 15 runs in fresh interpreters, so that a noisy machine does not decide."""
-    code = "import time; t = time.perf_counter(); import agentkv; from agentkv import AgentKV; print(time.perf_counter() - t)"
-    assert min(float(_run(code)) for _ in range(15)) <= 0.060
+    """The minimum of 15 runs in fresh interpreters, so that a noisy machine does not decide; on one that needs longer for
+    everything, 1.3 times what 200 modules of the standard library cost it.
+    """
+    timed = "import time; t = time.perf_counter(); {}; print(time.perf_counter() - t)"
+    ours, theirs = timed.format("import agentkv; from agentkv import AgentKV"), timed.format(f"import {STANDARD}")
+    runs = [(float(_run(ours)), float(_run(theirs))) for _ in range(15)]
+    least, standard = (min(times) for times in zip(*runs, strict=True))
+    assert least <= max(0.060, 1.3 * standard)
 
 
 def test_all_names_what_can_be_reached():
