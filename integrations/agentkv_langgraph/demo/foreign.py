@@ -28,8 +28,10 @@ from agentkv_langgraph.demo.closing import Outcome
 from agentkv_langgraph.demo.settings import CONTEXT, MakeKV
 
 ROOT = Path(agentkv.__file__).parents[1]
-SLOTS, TOKENS = 2, 4096
-"""Of the llama.cpp server: fewer slots than tasks, on purpose."""
+SLOTS, TOKENS = 2, 6144
+"""Of the llama.cpp server: fewer slots than tasks, on purpose. Twice the mark at which turns are folded: whoever does not know an
+engine's tokenizer counts too few.
+"""
 POOL_TOKENS = 6144
 """Of vLLM: too few for all contexts, on purpose."""
 _RECEIPTS = ("applied", "advisory", "unsupported", "failed")
@@ -74,7 +76,7 @@ def served(engine: str, *, model: str) -> Iterator[Served]:
         module = _example("vllm_agents")
         if module.missing():
             raise ConfigError(module.missing())
-        with module.server(pool_tokens=POOL_TOKENS) as running:
+        with module.server(pool_tokens=POOL_TOKENS, tokens=POOL_TOKENS) as running:
             words = f"SmolLM2-135M on vLLM with room for {POOL_TOKENS:,} tokens"
             with _variable("AGENTKV_VLLM_SOCKET", running.socket):
                 yield Served(url=running.url, model=module.MODEL, words=words, prewarm=True)
