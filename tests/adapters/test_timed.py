@@ -106,7 +106,9 @@ def test_what_is_no_answer_is_unreachable(script):
 def test_a_redirect_is_not_followed_and_carries_no_key():
     """Whoever it points to hears nothing, least of all the key."""
     with RawServer(once(whole(b"{}"))) as other:
-        moved = whole(b"{}", status="307 Temporary Redirect", more=f"location: {other.url}/stolen\r\n")
+        moved = whole(
+            b"{}", status="307 Temporary Redirect", more=f"connection: close\r\nlocation: {other.url}/stolen\r\n"
+        )
         with RawServer(once(moved)) as server:
             for ask in ways(server.url):
                 with pytest.raises(Unreachable, match="307"):
