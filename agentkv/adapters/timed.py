@@ -8,7 +8,7 @@ Redirects are answers like others: nobody is told a key but the server that it i
 from __future__ import annotations
 
 import http.client
-import select
+import selectors
 import socket
 import ssl
 import time
@@ -135,9 +135,9 @@ class Connection:
 
 def _has_news(held: Any) -> bool:
     """An idle connection has something to read where the server has closed it, or speaks unasked."""
-    poll = select.poll()
-    poll.register(held, select.POLLIN)
-    return bool(poll.poll(0))
+    with selectors.DefaultSelector() as look:
+        look.register(held, selectors.EVENT_READ)
+        return bool(look.select(0))
 
 
 @cache
