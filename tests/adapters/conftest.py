@@ -30,6 +30,14 @@ class FakeLlama(StrictServer):
             for deed in ("save", "restore", "erase"):
                 self.routes[f"POST /slots/{slot}?action={deed}"] = self._deed(slot, deed)
 
+    def turn(self, adapter, session, tokens=1000):
+        """A call of the session that leaves so many tokens in its slot, if it has one; the fields that it was given."""
+        fields = adapter.fields(session)
+        if "id_slot" in fields:
+            self.slots[fields["id_slot"]] = tokens
+            adapter.ended(session, tokens=tokens, cached_tokens=None)
+        return fields
+
     def _deed(self, slot, deed):
         def done(body):
             name = body.get("filename", "")

@@ -32,45 +32,37 @@ def tell(adapter, *args, **options):
     return adapter.deliver(hint(*args, **options), 1.0)
 
 
-def turn(adapter, llama, session, tokens=1000):
-    fields = adapter.fields(session)
-    if "id_slot" in fields:
-        llama.slots[fields["id_slot"]] = tokens
-        adapter.ended(session, tokens=tokens, cached_tokens=None)
-    return fields
-
-
 def test_each_session_is_routed_to_its_own_slot(adapter, llama):
     """And comes back to it."""
-    assert {"id_slot": 0} == turn(adapter, llama, "a")
-    assert {"id_slot": 1} == turn(adapter, llama, "b")
-    assert {"id_slot": 0} == turn(adapter, llama, "a")
+    assert {"id_slot": 0} == llama.turn(adapter, "a")
+    assert {"id_slot": 1} == llama.turn(adapter, "b")
+    assert {"id_slot": 0} == llama.turn(adapter, "a")
     assert [] == llama.deeds
 
 
 def test_with_a_free_slot_nothing_moves(adapter, llama):
     """A move needs a reason."""
-    turn(adapter, llama, "a")
+    llama.turn(adapter, "a")
     assert Outcome.ADVISORY is tell(adapter, "tool_start", "a").outcome
     assert [] == llama.deeds
 
 
 def test_a_waiting_context_is_written_ahead_when_slots_are_short(adapter, llama):
     """So that it can give way at once; the next session finds the slot without a copy."""
-    turn(adapter, llama, "a")
-    turn(adapter, llama, "b")
+    llama.turn(adapter, "a")
+    llama.turn(adapter, "b")
     assert Outcome.APPLIED is tell(adapter, "tool_start", "a").outcome
     assert [("save", 0)] == [deed[:2] for deed in llama.deeds]
-    assert {"id_slot": 0} == turn(adapter, llama, "c")
+    assert {"id_slot": 0} == llama.turn(adapter, "c")
     assert 1 == len(llama.deeds)
 
 
 def test_a_context_that_gave_way_is_back_before_its_next_call(adapter, llama):
     """The call goes to the slot that the file was restored into, and its tokens are there."""
-    turn(adapter, llama, "a", 1111)
-    turn(adapter, llama, "b")
+    llama.turn(adapter, "a", 1111)
+    llama.turn(adapter, "b")
     tell(adapter, "tool_start", "a")
-    turn(adapter, llama, "c", 333)
+    llama.turn(adapter, "c", 333)
     tell(adapter, "tool_start", "c", wait_s=(500.0,))
     slot = adapter.fields("a")["id_slot"]
     assert 1111 == llama.slots[slot]
@@ -78,10 +70,10 @@ def test_a_context_that_gave_way_is_back_before_its_next_call(adapter, llama):
 
 def test_it_is_restored_ahead_when_a_slot_is_free(adapter, llama):
     """The policy asks again in time, and the tick brings the context back without a call."""
-    turn(adapter, llama, "a", 1111)
-    turn(adapter, llama, "b")
+    llama.turn(adapter, "a", 1111)
+    llama.turn(adapter, "b")
     tell(adapter, "tool_start", "a")
-    turn(adapter, llama, "c")
+    llama.turn(adapter, "c")
     tell(adapter, "session_end", "c")
     adapter._clock.advance(40.0)
     deeds, _ = adapter.tick()
@@ -91,10 +83,10 @@ def test_it_is_restored_ahead_when_a_slot_is_free(adapter, llama):
 
 def test_the_end_of_a_tool_brings_the_context_back(adapter, llama):
     """Its call will come at once; whoever is due later gives way."""
-    turn(adapter, llama, "a", 1111)
-    turn(adapter, llama, "b")
+    llama.turn(adapter, "a", 1111)
+    llama.turn(adapter, "b")
     tell(adapter, "tool_start", "a")
-    turn(adapter, llama, "c")
+    llama.turn(adapter, "c")
     tell(adapter, "tool_start", "c", wait_s=(500.0,))
     assert Outcome.APPLIED is tell(adapter, "tool_end", "a").outcome
     assert 1111 in llama.slots.values()
@@ -102,11 +94,11 @@ def test_the_end_of_a_tool_brings_the_context_back(adapter, llama):
 
 def test_a_context_waits_for_the_last_of_its_tools(adapter, llama):
     """The end of one of two is no end of the wait."""
-    turn(adapter, llama, "a")
-    turn(adapter, llama, "b")
+    llama.turn(adapter, "a")
+    llama.turn(adapter, "b")
     tell(adapter, "tool_start", "a", call_id="1")
     tell(adapter, "tool_start", "a", call_id="2", wait_s=(60.0,))
-    turn(adapter, llama, "c")
+    llama.turn(adapter, "c")
     tell(adapter, "tool_start", "c", wait_s=(500.0,))
     assert "restore" not in tell(adapter, "tool_end", "a", call_id="1").detail
     assert "restore" in tell(adapter, "tool_end", "a", call_id="2").detail
@@ -114,10 +106,10 @@ def test_a_context_waits_for_the_last_of_its_tools(adapter, llama):
 
 def test_a_call_ends_every_wait_of_its_session(adapter, llama):
     """Where the end of a tool was too late to be told, nothing is planned any more for a wait that is over."""
-    turn(adapter, llama, "a")
-    turn(adapter, llama, "b")
+    llama.turn(adapter, "a")
+    llama.turn(adapter, "b")
     tell(adapter, "tool_start", "a")
-    turn(adapter, llama, "a")
+    llama.turn(adapter, "a")
     llama.deeds.clear()
     adapter._clock.advance(1000.0)
     adapter.tick()
@@ -126,8 +118,8 @@ def test_a_call_ends_every_wait_of_its_session(adapter, llama):
 
 def test_the_end_of_a_session_leaves_nothing_behind(adapter, llama):
     """Slot and file are empty afterwards."""
-    turn(adapter, llama, "a", 1111)
-    turn(adapter, llama, "b")
+    llama.turn(adapter, "a", 1111)
+    llama.turn(adapter, "b")
     tell(adapter, "tool_start", "a")
     assert 1111 in llama.files.values()
     assert Outcome.APPLIED is tell(adapter, "session_end", "a").outcome
@@ -178,11 +170,11 @@ def test_calls_of_nobody_are_not_routed(adapter):
 def test_a_refused_deed_costs_a_receipt_and_nothing_else(adapter, llama, deed):
     """The calls go on, to a slot that computes the context again."""
     llama.broken = {deed}
-    turn(adapter, llama, "a")
-    turn(adapter, llama, "b")
+    llama.turn(adapter, "a")
+    llama.turn(adapter, "b")
     tell(adapter, "tool_start", "a")
-    turn(adapter, llama, "c")
-    assert "id_slot" in turn(adapter, llama, "a")
+    llama.turn(adapter, "c")
+    assert "id_slot" in llama.turn(adapter, "a")
     outcomes = {(receipt.kind, receipt.outcome) for receipt in adapter.tick()[0]}
     assert (deed, Outcome.FAILED) in outcomes
     adapter._pool.check()
@@ -191,8 +183,8 @@ def test_a_refused_deed_costs_a_receipt_and_nothing_else(adapter, llama, deed):
 def test_a_server_without_a_folder_for_slots_is_unsupported(adapter, llama):
     """After its first refusal it is not asked again, and calls are left alone."""
     llama.saves = False
-    turn(adapter, llama, "a")
-    turn(adapter, llama, "b")
+    llama.turn(adapter, "a")
+    llama.turn(adapter, "b")
     assert Outcome.FAILED is tell(adapter, "tool_start", "a").outcome
     assert Outcome.UNSUPPORTED is tell(adapter, "tool_start", "b").outcome
     assert 1 == len(llama.deeds)
@@ -201,8 +193,8 @@ def test_a_server_without_a_folder_for_slots_is_unsupported(adapter, llama):
 
 def test_after_a_restart_contexts_come_from_their_files(adapter, llama):
     """Slots are empty then; what was saved is not lost."""
-    turn(adapter, llama, "a", 1111)
-    turn(adapter, llama, "b")
+    llama.turn(adapter, "a", 1111)
+    llama.turn(adapter, "b")
     tell(adapter, "tool_start", "a")
     llama.slots = dict.fromkeys(llama.slots, 0)
     adapter.reset()
@@ -211,8 +203,8 @@ def test_after_a_restart_contexts_come_from_their_files(adapter, llama):
 
 def test_a_slot_that_somebody_else_used_is_noticed_by_the_next_call(adapter, llama):
     """Its usage says that little was reused; contexts come from their files until they are known again."""
-    turn(adapter, llama, "a", 1111)
-    turn(adapter, llama, "b")
+    llama.turn(adapter, "a", 1111)
+    llama.turn(adapter, "b")
     tell(adapter, "tool_start", "a")
     adapter.fields("b")
     llama.slots = dict.fromkeys(llama.slots, 7)
@@ -233,8 +225,8 @@ def test_a_broken_server_is_a_failed_receipt(adapter, llama, fault):
 def test_names_of_files_say_nothing_of_a_session(adapter, llama):
     """Hostile session names never reach the server's folder."""
     name = "../../etc/passwd\r\nX: 1"
-    turn(adapter, llama, name)
-    turn(adapter, llama, "b")
+    llama.turn(adapter, name)
+    llama.turn(adapter, "b")
     tell(adapter, "tool_start", name)
     (deed,) = llama.deeds
     assert deed[2].replace("-", "").replace(".", "").isalnum()

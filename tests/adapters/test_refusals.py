@@ -76,8 +76,7 @@ def ask(request):
     def call(server, injector):
         shared = {"base_url": server.url, "api_key": "k", "max_retries": 0}
         if kind == "sync":
-            with openai.OpenAI(http_client=injecting_client(injector), **shared) as client:
-                return client.chat.completions.create(model="m", messages=MESSAGES).choices[0].message.content
+            return asked_once(server, injector)
         if kind == "async":
             return asyncio.run(asked(injector, shared))
         langchain_openai = pytest.importorskip("langchain_openai")
@@ -105,6 +104,13 @@ def ask(request):
     return call
 
 
+def asked_once(server, injector):
+    """One chat through the injecting client; raises what the openai package makes of a refusal."""
+    shared = {"base_url": server.url, "api_key": "k", "max_retries": 0}
+    with openai.OpenAI(http_client=injecting_client(injector), **shared) as client:
+        return client.chat.completions.create(model="m", messages=MESSAGES).choices[0].message.content
+
+
 @pytest.fixture
 def injector():
     return Injector(lambda _: Extra(body={FIELD: "s", "id_slot": 1}))
@@ -125,13 +131,8 @@ def test_a_field_that_is_refused_is_left_out_once_and_remembered(ask, injector, 
 def test_a_server_that_refuses_everything_is_asked_twice_and_no_more(injector, refusal):
     """The user hears of it; that it was our field has not been proved, and nothing is remembered."""
     with served(Picky(lambda _body: True, refusal)) as server:
-        with (
-            openai.OpenAI(
-                base_url=server.url, api_key="k", max_retries=0, http_client=injecting_client(injector)
-            ) as client,
-            pytest.raises((openai.BadRequestError, openai.UnprocessableEntityError)),
-        ):
-            client.chat.completions.create(model="m", messages=MESSAGES)
+        with pytest.raises((openai.BadRequestError, openai.UnprocessableEntityError)):
+            asked_once(server, injector)
         assert 2 == len(server.asked)
         assert frozenset() == injector.refused(server.url.removesuffix("/v1"))
 
@@ -140,13 +141,8 @@ def test_a_server_that_refuses_everything_is_asked_twice_and_no_more(injector, r
 def test_a_refusal_of_something_else_is_the_users(injector, refusal):
     """It names a parameter that is none of ours: the request does not go again, and nothing is remembered."""
     with served(Picky(lambda _body: True, refusal)) as server:
-        with (
-            openai.OpenAI(
-                base_url=server.url, api_key="k", max_retries=0, http_client=injecting_client(injector)
-            ) as client,
-            pytest.raises(openai.BadRequestError),
-        ):
-            client.chat.completions.create(model="m", messages=MESSAGES)
+        with pytest.raises(openai.BadRequestError):
+            asked_once(server, injector)
         assert 1 == len(server.asked)
         assert frozenset() == injector.refused(server.url.removesuffix("/v1"))
 

@@ -36,14 +36,6 @@ def tell(adapter, kind, session, wait_s=20.0):
     return adapter.deliver(hint, 5.0)
 
 
-def turn(adapter, llama, session, tokens=1000):
-    fields = adapter.fields(session)
-    if "id_slot" in fields:
-        llama.slots[fields["id_slot"]] = tokens
-        adapter.ended(session, tokens=tokens, cached_tokens=None)
-    return fields
-
-
 def deeds_until(adapter, found, most_s=10.0):
     """Receipts of deeds, until `found` of them is true."""
     deeds, ends_s = [], time.monotonic() + most_s
@@ -60,8 +52,8 @@ def failed(deeds):
 
 def test_hints_of_others_do_not_wait_for_an_action_that_hangs(adapter, llama):
     """Each is delivered at once, also while the hanging one has 30 s; only its own session has a failed receipt."""
-    turn(adapter, llama, "a")
-    turn(adapter, llama, "b")
+    llama.turn(adapter, "a")
+    llama.turn(adapter, "b")
     llama.hung = {("save", 0)}
     first = tell(adapter, "tool_start", "a")
     assert Outcome.ADVISORY is first.outcome
@@ -77,22 +69,22 @@ def test_hints_of_others_do_not_wait_for_an_action_that_hangs(adapter, llama):
 
 def test_calls_of_others_do_not_wait_for_an_action_that_hangs(adapter, llama):
     """They have the other slot, at once and again and again."""
-    turn(adapter, llama, "a")
-    turn(adapter, llama, "b")
+    llama.turn(adapter, "a")
+    llama.turn(adapter, "b")
     llama.hung = {("save", 0)}
     tell(adapter, "tool_start", "a")
     for _ in range(3):
         began_s = time.monotonic()
-        assert {"id_slot": 1} == turn(adapter, llama, "b")
+        assert {"id_slot": 1} == llama.turn(adapter, "b")
         assert time.monotonic() - began_s < QUICK_S
 
 
 def test_the_session_whose_restore_hangs_calls_without_its_slot(adapter, llama):
     """After a small bound, and at once the next time; the server computes its context wherever it likes."""
-    turn(adapter, llama, "a")
-    turn(adapter, llama, "b")
+    llama.turn(adapter, "a")
+    llama.turn(adapter, "b")
     tell(adapter, "tool_start", "a")
-    turn(adapter, llama, "c")
+    llama.turn(adapter, "c")
     llama.hung = {("restore", 0), ("restore", 1)}
     began_s = time.monotonic()
     assert {} == adapter.fields("a")
@@ -104,8 +96,8 @@ def test_the_session_whose_restore_hangs_calls_without_its_slot(adapter, llama):
 
 def test_a_slot_of_which_nobody_knows_what_it_holds_is_erased_before_it_is_used(adapter, llama):
     """Once the server answers for it: never restored into blindly."""
-    turn(adapter, llama, "a", 1111)
-    turn(adapter, llama, "b")
+    llama.turn(adapter, "a", 1111)
+    llama.turn(adapter, "b")
     llama.hung = {("save", 0)}
     tell(adapter, "tool_start", "a")
     deeds_until(adapter, failed)
@@ -114,15 +106,15 @@ def test_a_slot_of_which_nobody_knows_what_it_holds_is_erased_before_it_is_used(
     deeds = deeds_until(adapter, lambda deeds: any(deed.kind == "erase" for deed in deeds))
     assert Outcome.APPLIED is deeds[-1].outcome
     assert 0 == llama.slots[0]
-    assert {"id_slot": 0} == turn(adapter, llama, "c")
+    assert {"id_slot": 0} == llama.turn(adapter, "c")
     assert ["save", "erase"] == [deed for deed, slot, _ in llama.deeds if slot == 0]
 
 
 def test_a_slot_that_computes_is_not_learned_again(adapter, llama):
     """Its action may still be queued behind what it computes."""
     processing = [True]
-    turn(adapter, llama, "a")
-    turn(adapter, llama, "b")
+    llama.turn(adapter, "a")
+    llama.turn(adapter, "b")
     llama.hung = {("save", 0)}
     tell(adapter, "tool_start", "a")
     llama.routes["GET /slots"] = lambda _: (200, [{"id": slot, "is_processing": processing[0]} for slot in llama.slots])
@@ -138,8 +130,8 @@ def test_a_slot_that_computes_is_not_learned_again(adapter, llama):
 
 def test_with_every_slot_hanging_calls_go_without_one(adapter, llama):
     """They do not wait for room as they do while others compute."""
-    turn(adapter, llama, "a")
-    turn(adapter, llama, "b")
+    llama.turn(adapter, "a")
+    llama.turn(adapter, "b")
     llama.hung = {("save", 0), ("save", 1)}
     tell(adapter, "tool_start", "a")
     tell(adapter, "tool_start", "b")
@@ -150,8 +142,8 @@ def test_with_every_slot_hanging_calls_go_without_one(adapter, llama):
 
 def test_the_end_of_a_session_that_moves_leaves_nothing_behind(adapter, llama):
     """It is erased when what it waits for has been answered."""
-    turn(adapter, llama, "a", 1111)
-    turn(adapter, llama, "b")
+    llama.turn(adapter, "a", 1111)
+    llama.turn(adapter, "b")
     llama.hung = {("save", 0)}
     tell(adapter, "tool_start", "a")
     tell(adapter, "session_end", "a")
@@ -163,8 +155,8 @@ def test_the_end_of_a_session_that_moves_leaves_nothing_behind(adapter, llama):
 
 def test_closing_does_not_wait_for_what_hangs(adapter, llama):
     """A moment for what is nearly done, and no more."""
-    turn(adapter, llama, "a")
-    turn(adapter, llama, "b")
+    llama.turn(adapter, "a")
+    llama.turn(adapter, "b")
     llama.hung = {("save", 0)}
     tell(adapter, "tool_start", "a")
     began_s = time.monotonic()
@@ -187,9 +179,9 @@ def test_a_call_does_not_ask_again_what_was_just_asked_in_vain(adapter, llama, m
 
 def test_a_server_that_came_back_with_fewer_slots_is_counted_again(adapter, llama):
     """No call is sent to a slot that there is not."""
-    turn(adapter, llama, "a")
-    turn(adapter, llama, "b")
+    llama.turn(adapter, "a")
+    llama.turn(adapter, "b")
     llama.slots = {0: 0}
     adapter.reset()
-    assert {"id_slot": 0} == turn(adapter, llama, "b")
+    assert {"id_slot": 0} == llama.turn(adapter, "b")
     assert 1 == adapter._pool.slots
