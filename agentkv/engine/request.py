@@ -17,6 +17,8 @@ from agentkv.errors import RequestInvalid
 MOST_CHOICES = 128
 MOST_TOP_LOGPROBS = 20
 """OpenAI's own limits."""
+EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh")
+"""How much a model may be asked to think, in OpenAI's words."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,6 +107,9 @@ class Request:
     tokens (0 to 20). `continue_final_message`: the last message is an assistant's and its text is gone on with: no new
     turn begins, and the answer holds only what is new. `salt` is a tenant's secret, beside the engine's own: KV is
     found only under the same one; it comes from who let the caller in, never from the caller.
+
+    `reasoning_effort` (one of EFFORTS): how much the model thinks before it answers; None: as it does by itself.
+    `chat_template_kwargs`: further variables of the model's chat template, as JSON values.
     """
 
     messages: tuple[Message, ...] | None = None
@@ -124,6 +129,8 @@ class Request:
     response_format: ResponseFormat | None = None
     continue_final_message: bool = False
     salt: str = ""
+    reasoning_effort: str | None = None
+    chat_template_kwargs: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if (self.messages is None) == (self.prompt is None):
@@ -144,12 +151,24 @@ class Request:
             _is_int(self.logprobs, low=0) and (self.logprobs or 0) <= MOST_TOP_LOGPROBS, "logprobs", self.logprobs, top
         )
         self._check_tools()
+        self._check_template()
         last = (self.messages or (None,))[-1]
         if self.continue_final_message and (last is None or last.role != "assistant" or last.tool_calls):
             raise RequestInvalid(
                 "continue_final_message needs an assistant's message without tool calls as the last one",
                 param="continue_final_message",
                 code="invalid_value",
+            )
+
+    def _check_template(self) -> None:
+        effort, variables = self.reasoning_effort, self.chat_template_kwargs
+        _require(effort is None or effort in EFFORTS, "reasoning_effort", effort, f"one of {', '.join(EFFORTS)}")
+        named = isinstance(variables, Mapping) and all(isinstance(name, str) for name in variables)
+        _require(named, "chat_template_kwargs", variables, "an object: values by the template's names for them")
+        if self.messages is None and (effort is not None or variables):
+            param = "reasoning_effort" if effort is not None else "chat_template_kwargs"
+            raise RequestInvalid(
+                f"{param} is for messages: a prompt is sent as it is", param=param, code="invalid_value"
             )
 
     def _check_tools(self) -> None:
@@ -176,6 +195,8 @@ _ASKED: dict[str, Callable[[Request], bool]] = {
     "response_format": lambda request: request.response_format is not None,
     "continue_final_message": lambda request: request.continue_final_message,
     "salt": lambda request: bool(request.salt),
+    "reasoning_effort": lambda request: request.reasoning_effort is not None,
+    "chat_template_kwargs": lambda request: bool(request.chat_template_kwargs),
 }  # fmt: skip
 """What not every engine can do, and when a request asks for it."""
 

@@ -19,7 +19,7 @@ from agentkv.errors import RemoteError
 
 PASSED_ON = frozenset({
     "logit_bias", "presence_penalty", "frequency_penalty", "tool_choice", "parallel_tool_calls", "tools.strict",
-    "response_format",
+    "response_format", "reasoning_effort", "chat_template_kwargs",
 })  # fmt: skip
 """What is told to the server as it is (of `request.FEATURES`); whether it does it is its own affair."""
 
@@ -46,6 +46,10 @@ def call_arguments(request: Request, *, model: str, max_tokens_field: str) -> di
         arguments |= _choice(request.tool_choice)
     if request.response_format is not None:
         arguments["response_format"] = _format(request.response_format)
+    if request.reasoning_effort is not None:
+        arguments["reasoning_effort"] = request.reasoning_effort
+    if request.chat_template_kwargs:  # no field of OpenAI's, but of every open server's
+        arguments["extra_body"] = {"chat_template_kwargs": dict(request.chat_template_kwargs)}
     return arguments | {"messages": [_message(message) for message in request.messages]}
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from agentkv.engine.request import MOST_CHOICES, MOST_TOP_LOGPROBS
+from agentkv.engine.request import EFFORTS, MOST_CHOICES, MOST_TOP_LOGPROBS
 from agentkv.hints.wire import ACTION, VERSION
 from agentkv.server.requests import MOST_COMPLETION_LOGPROBS, MOST_HINTS
 from agentkv.server.sampled import STOP_LIMIT
@@ -215,6 +215,8 @@ def _asked(model: str) -> dict[str, Schema]:
         top_logprobs=_or_null(_integer(0, MOST_TOP_LOGPROBS)),
         continue_final_message=_FLAG,
         add_generation_prompt=_FLAG,
+        reasoning_effort=_or_null(_one_of(*EFFORTS)),
+        chat_template_kwargs=_or_null({"type": "object"}),
         **_chosen(),
     )
     completion = _object(
@@ -294,6 +296,7 @@ def _response_request(served: Schema) -> Schema:
         max_output_tokens=_or_null(_integer(1)),
         previous_response_id=_or_null(_TEXT),
         text=_object(format=shape),
+        reasoning=_or_null(_object(effort=_or_null(_one_of(*EFFORTS)))),
         include=_or_null(_list(_one_of("message.output_text.logprobs"))),
         top_logprobs=_or_null(_integer(0, MOST_TOP_LOGPROBS)),
         truncation=_or_null(_one_of("disabled")),

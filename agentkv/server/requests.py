@@ -69,6 +69,8 @@ def chat_request(body: Any, *, model: str) -> Asked:
         n=read_n(fields),
         logprobs=read_chat_logprobs(fields),
         response_format=read_format(fields.any("response_format"), "response_format"),
+        reasoning_effort=fields.any("reasoning_effort"),
+        chat_template_kwargs=fields.any("chat_template_kwargs", {}),
         continue_final_message=goes_on,
         as_is=goes_on,  # a note behind the last message would stand in the middle of the answer
     )

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from agentkv.core.message import Message, ToolCall, ToolSpec
-from agentkv.engine.request import Request, ResponseFormat, ToolChoice
+from agentkv.engine.request import EFFORTS, Request, ResponseFormat, ToolChoice
 from agentkv.server.fields import Fields, kind_of, refuse
 from agentkv.server.messages import read_content, read_tools
 from agentkv.server.requests import Asked, check_model, read_kv_hints
@@ -51,6 +51,7 @@ def response_request(
     sampling = read_sampling(fields, limits=("max_output_tokens",), penalties=False)
     logprobs = wanted_logprobs(_includes_logprobs(fields), fields.any("top_logprobs"), only_with=f"include={_LOGPROBS}")
     stream, store = fields.flag("stream", default=False), fields.flag("store", default=True)
+    effort = _effort(fields)
     _stream_options(fields, stream=stream)
     messages = (Message(role="system", content=instructions), *kept) if instructions else kept
     request = Request(
@@ -60,6 +61,7 @@ def response_request(
         sampling=sampling,
         logprobs=logprobs,
         response_format=text_format,
+        reasoning_effort=effort,
     )
     told = {
         "instructions": instructions or None,
@@ -67,6 +69,7 @@ def response_request(
         "metadata": metadata,
         "parallel_tool_calls": choice.parallel,
         "previous_response_id": before or None,
+        "reasoning": {"effort": effort, "summary": None},
         "temperature": sampling.temperature,
         "text": {"format": _told_format(text_format)},
         "tool_choice": _told_choice(choice),
@@ -85,8 +88,22 @@ def _refuse_what_is_hosted(fields: Fields) -> None:
     fields.only("conversation", why="only previous_response_id continues one")
     fields.only("prompt", why="no prompts are kept here")
     fields.only("truncation", "disabled", why="a prompt that does not fit is refused, never cut silently")
-    fields.only("reasoning", {}, {"effort": None}, {"summary": None}, why="the model's own text is all there is")
     fields.only("max_tool_calls", why="only functions can be called, and their caller counts them")
+
+
+def _effort(fields: Fields) -> str | None:
+    """`reasoning.effort`; refused by the path that the client wrote."""
+    value = fields.any("reasoning")
+    if value is None:
+        return None
+    inner = Fields(value, "reasoning")
+    effort = inner.any("effort")
+    for name in ("summary", "generate_summary"):
+        inner.only(name, why="what the model thought is told as it is")
+    inner.end()
+    if effort is not None and effort not in EFFORTS:
+        refuse("reasoning.effort", f"is {effort!r:.40}; give one of {', '.join(EFFORTS)}")
+    return None if effort is None else str(effort)
 
 
 def _stream_options(fields: Fields, *, stream: bool) -> None:

@@ -38,8 +38,9 @@ from agentkv_langgraph.messages import (
 from agentkv_langgraph.structured import Shape, adrive, drive, structured
 
 _SAMPLING = ("max_tokens", "temperature", "top_p", "seed")
+_TEMPLATE = ("reasoning_effort", "chat_template_kwargs")
 _PER_CALL = {
-    *_SAMPLING, "stop", "tools", "tool_choice", "parallel_tool_calls", "strict", "response_format", "session", "context",
+    *_SAMPLING, *_TEMPLATE, "stop", "tools", "tool_choice", "parallel_tool_calls", "strict", "response_format", "session", "context",
     "stream", "stream_usage",
 }  # fmt: skip
 
@@ -52,6 +53,8 @@ class ChatOptions(TypedDict, total=False):
     top_p: float | None
     seed: int | None
     stop: list[str] | None
+    reasoning_effort: str | None
+    chat_template_kwargs: dict[str, Any] | None
     streaming: bool
     context: bool
     name: str | None
@@ -70,7 +73,8 @@ class ChatAgentKV(BaseChatModel):
     Sampling options may be given here, with `.bind(...)`, or per call; the later one wins. Calls are attributed to
     whoever calls (`kv.task`, else the running graph). `usage_metadata` carries cached tokens, and
     `response_metadata["agentkv"]` the session, where the call's time went, and how its tokens were chosen. With context=False messages are sent as
-    they are: nothing is slimmed, folded or recalled.
+    they are: nothing is slimmed, folded or recalled. `reasoning_effort` ("none" to "xhigh") says how much a model that thinks
+    is to think, `chat_template_kwargs` sets further variables of its chat template.
 
     Raises ConfigError for an option that does not exist.
     """
@@ -83,6 +87,8 @@ class ChatAgentKV(BaseChatModel):
     top_p: float | None = None
     seed: int | None = None
     stop: list[str] | None = None
+    reasoning_effort: str | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
     streaming: bool = False
     context: bool = True
 
@@ -90,7 +96,8 @@ class ChatAgentKV(BaseChatModel):
         unknown = sorted(set(options) - set(type(self).model_fields))
         if unknown:
             raise ConfigError(
-                f"ChatAgentKV knows no option {', '.join(unknown)}; it takes {', '.join(_SAMPLING)}, stop, context"
+                f"ChatAgentKV knows no option {', '.join(unknown)}; it takes {', '.join((*_SAMPLING, *_TEMPLATE))}, stop, "
+                "context"
             )
         super().__init__(kv=kv, **options)  # type: ignore[call-arg, misc]
 
@@ -105,7 +112,7 @@ class ChatAgentKV(BaseChatModel):
 
     @property
     def _identifying_params(self) -> dict[str, Any]:
-        return {"model_name": self.model_name, "stop": self.stop, **{name: getattr(self, name) for name in _SAMPLING}}
+        return {name: getattr(self, name) for name in ("model_name", "stop", *_SAMPLING, *_TEMPLATE)}
 
     def _get_ls_params(self, stop: list[str] | None = None, **kwargs: Any) -> LangSmithParams:
         params = LangSmithParams(
@@ -280,6 +287,7 @@ class ChatAgentKV(BaseChatModel):
         tools = to_tools(options.get("tools") or (), strict=bool(options.get("strict")))
         choice = Choice.of(options.get("tool_choice"), tools)
         chosen = {name: options.get(name, getattr(self, name)) for name in _SAMPLING}
+        template = {name: options.get(name, getattr(self, name)) for name in _TEMPLATE}
         stops = stop if stop is not None else options.get("stop", self.stop)
         caller = self.kv.caller()
         if caller.task == UNATTRIBUTED:
@@ -296,6 +304,7 @@ class ChatAgentKV(BaseChatModel):
             as_is=not options.get("context", self.context),
             tool_choice=choice.asked(parallel=options.get("parallel_tool_calls") is not False),
             response_format=format_of(options.get("response_format")),
+            **{name: value for name, value in template.items() if value is not None},
         )
         return request, choice
 

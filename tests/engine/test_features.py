@@ -26,6 +26,8 @@ ASKED = {
         "messages": (USER, Message(role="assistant", content="One,")), "continue_final_message": True,
     },
     "salt": {"salt": "s"},
+    "reasoning_effort": {"reasoning_effort": "low"},
+    "chat_template_kwargs": {"chat_template_kwargs": {"enable_thinking": False}},
 }  # fmt: skip
 
 
@@ -76,6 +78,9 @@ def test_the_rest_is_told_to_the_server_in_its_words():
     assert {"response_format": {"type": "json_object"}} == sent(**ASKED["response_format"])
     plain = ResponseFormat(schema={"type": "object", "required": ["a"]}, plain=True)
     assert {"response_format": {"type": "json_object"}} == sent(response_format=plain)
+    assert {"reasoning_effort": "low"} == sent(**ASKED["reasoning_effort"])
+    variables = ASKED["chat_template_kwargs"]
+    assert {"extra_body": variables} == sent(**variables)
     assert sent(tools=(STRICT,))["tools"][0]["function"]["strict"] is True
     named = ToolChoice(mode="required", names=("read",))
     assert {"type": "function", "function": {"name": "read"}} == sent(tool_choice=named)["tool_choice"]
@@ -91,6 +96,9 @@ BAD = [
     {"tools": (TOOL,), "tool_choice": ToolChoice(names=("write",))},
     {"continue_final_message": True},
     {"prompt": "x", "messages": None, "continue_final_message": True},
+    {"reasoning_effort": "much"}, {"reasoning_effort": ""}, {"chat_template_kwargs": "x"}, {"chat_template_kwargs": {1: 2}},
+    {"prompt": "x", "messages": None, "reasoning_effort": "none"},
+    {"prompt": "x", "messages": None, "chat_template_kwargs": {"a": 1}},
 ]  # fmt: skip
 
 

@@ -159,6 +159,19 @@ def test_sampling_is_taken_from_the_call_then_the_binding_then_the_constructor(m
     assert [(10, 0.5, 0.9, 1, ("X",)), (20, 0.5, 0.9, 0, ("Y",)), (30, 0.0, 0.9, 1, ("Z",))] == got
 
 
+def test_how_much_is_thought_is_said_in_the_call_the_binding_or_the_constructor(make_kv) -> None:
+    """And so are other variables of the template; nothing said is nothing asked."""
+    kv = make_kv()
+    model = ChatAgentKV(kv, reasoning_effort="low", chat_template_kwargs={"day": 1})
+    model.invoke("a")
+    model.bind(reasoning_effort="none").invoke("a", chat_template_kwargs={"day": 2})
+    ChatAgentKV(kv).invoke("a")
+    got = [(r.reasoning_effort, r.chat_template_kwargs) for r in kv.engine.requests]
+    assert [("low", {"day": 1}), ("none", {"day": 2}), (None, {})] == got
+    with pytest.raises(RequestInvalid, match="reasoning_effort='much'"):
+        ChatAgentKV(kv, reasoning_effort="much").invoke("a")
+
+
 def test_unknown_options_are_errors_everywhere(kv) -> None:
     """A typo is never ignored."""
     with pytest.raises(ConfigError, match="temprature"):

@@ -126,7 +126,10 @@ BAD_CHAT = [
     ({"continue_final_message": True, "add_generation_prompt": True}, "add_generation_prompt"),
     ({"vllm_xargs": {"other": 1}}, "vllm_xargs.tokencake"),
     ({"modalities": ["audio"]}, "modalities"),
-    ({"reasoning_effort": "high"}, "reasoning_effort"),
+    ({"reasoning_effort": "much"}, "reasoning_effort"),
+    ({"reasoning_effort": 3}, "reasoning_effort"),
+    ({"chat_template_kwargs": [1]}, "chat_template_kwargs"),
+    ({"chat_template_kwargs": "thinking"}, "chat_template_kwargs"),
     ({"functions": []}, "functions"),
     ({"tool_choice": "required"}, "tool_choice"),
     ({"tool_choice": "any"}, "tool_choice"),
@@ -194,6 +197,14 @@ def test_values_that_ask_for_nothing_are_accepted():
         "response_format": {"type": "text"}, "parallel_tool_calls": True, "tool_choice": "auto", "stream": False,
     }  # fmt: skip
     assert chat() == chat(**spelled)
+
+
+def test_a_chat_says_how_much_is_thought():
+    """And sets what else its template reads; what that is, the engine knows."""
+    asked = chat(reasoning_effort="none", chat_template_kwargs={"enable_thinking": True}).request
+    assert ("none", {"enable_thinking": True}) == (asked.reasoning_effort, asked.chat_template_kwargs)
+    assert chat() == chat(reasoning_effort=None, chat_template_kwargs=None)
+    assert "reasoning_effort" == refused(completion, reasoning_effort="low").param
 
 
 def test_harmless_fields_are_named_and_unknown_ones_refused():

@@ -15,12 +15,13 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from agentkv.core.message import Message, ToolCall, ToolSpec
 from agentkv.engine.local.families import family_of
+from agentkv.engine.local.switches import Switches
 from agentkv.engine.local.thoughts import marks_of
 from agentkv.engine.local.tokeniser import Tokeniser
 from agentkv.engine.local.toolcalls import CLOSE, OPEN
@@ -76,6 +77,7 @@ class Chat:
         """Those between which the model thinks."""
         self.thinks = hides or self.marks is not None
         self._thought = next((name for name in _THOUGHTS if re.search(rf"[.'\"]{name}\b", source)), None)
+        self._switches = Switches(source, tokenizer, name=name, thinks=self.thinks)
         self._knows_tools = "tools" in source
         self._knows_calls = "tool_calls" in source
         self.loops_think = self._thought is not None or not self._knows_calls
@@ -101,8 +103,26 @@ class Chat:
             return False
         return _PROBE in shown
 
+    def variables(self, effort: str | None, given: Mapping[str, Any]) -> dict[str, Any]:
+        """What a call sets in the template, for `render`; see `Switches.values`."""
+        if not self.available:
+            return {}
+        try:
+            values: dict[str, Any] = self._guarded(self._switches.values(effort, given))
+        except RecursionError:
+            raise RequestInvalid(
+                "chat_template_kwargs are nested too deeply", param="chat_template_kwargs", code="invalid_value"
+            ) from None
+        return values
+
     def render(
-        self, messages: Sequence[Message], tools: Sequence[ToolSpec], raw_of: RawOf, *, go_on: bool = False
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[ToolSpec],
+        raw_of: RawOf,
+        *,
+        go_on: bool = False,
+        variables: Mapping[str, Any] | None = None,
     ) -> str:
         """The prompt text, up to where the assistant's answer begins; spelled control tokens are marked.
 
@@ -128,7 +148,7 @@ class Chat:
         specs = self._specs(tools)
         if specs and not self._knows_tools:
             turns, specs = _with_preamble(turns, specs), None
-        return self._apply(turns, specs, go_on=go_on)
+        return self._apply(turns, specs, go_on=go_on, variables=variables)
 
     def begun(self, prompt: str, last: Message, *, goes_on: bool) -> bool:
         """True if `prompt`, rendered from messages of which this is the last, ends inside of a thought."""
@@ -137,13 +157,26 @@ class Chat:
         opening, closing = self.marks.opening, self.marks.closing
         if goes_on:
             return last.content.lstrip().startswith(opening) and closing not in last.content
+        return self._behind(prompt, last).endswith(opening)
+
+    def spared(self, prompt: str, last: Message) -> bool:
+        """True if `prompt`, rendered from messages of which this is the last, ends with a thought that is over."""
+        return self.marks is not None and self._behind(prompt, last).endswith(self.marks.closing)
+
+    def _behind(self, prompt: str, last: Message) -> str:
+        """What the template wrote behind the last message."""
         said = self._tokeniser.guard(last.content).strip()
         place = prompt.rfind(said) if said else -1
-        own = prompt if place < 0 else prompt[place + len(said) :]  # what the template wrote behind the last message
-        return own.rstrip().endswith(opening)
+        return (prompt if place < 0 else prompt[place + len(said) :]).rstrip()
 
     def outlived(
-        self, prompt: str, messages: Sequence[Message], tools: Sequence[ToolSpec], raw_of: RawOf
+        self,
+        prompt: str,
+        messages: Sequence[Message],
+        tools: Sequence[ToolSpec],
+        raw_of: RawOf,
+        *,
+        variables: Mapping[str, Any] | None = None,
     ) -> int | None:
         """So many characters of `prompt` stand in the next one, when its answer has come back without its thought and
         the user has said more; None where the template keeps it, or does not let that be seen.
@@ -151,7 +184,7 @@ class Chat:
         thought = f"{_PROBE}-thought"
         more = (Message(role="assistant", content=_PROBE, reasoning=thought), Message(role="user", content=_PROBE))
         try:
-            text = self.render([*messages, *more], tools, raw_of)
+            text = self.render([*messages, *more], tools, raw_of, variables=variables)
         except RequestInvalid:
             return None
         return None if thought in text else Transcript(text=text).shared_chars(prompt)
@@ -226,16 +259,28 @@ class Chat:
             return [self._guarded(item) for item in value]
         return value
 
-    def _apply(self, turns: list[dict[str, Any]], tools: list[dict[str, Any]] | None, *, go_on: bool = False) -> str:
+    def _apply(
+        self,
+        turns: list[dict[str, Any]],
+        tools: list[dict[str, Any]] | None,
+        *,
+        go_on: bool = False,
+        variables: Mapping[str, Any] | None = None,
+    ) -> str:
         try:
             text: str = self._tokenizer.apply_chat_template(
-                turns, tools=tools, tokenize=False, add_generation_prompt=not go_on, continue_final_message=go_on
+                turns,
+                tools=tools,
+                tokenize=False,
+                add_generation_prompt=not go_on,
+                continue_final_message=go_on,
+                **(variables or {}),
             )
         except Exception as error:  # the template is a program of the model's author: it may raise anything
             raise TemplateRejected(
                 f"the chat template of {self._name} refused the messages: {error}", param="messages"
             ) from error
-        return text
+        return self._tokeniser.unescaped(text)
 
 
 def spec_of(tool: ToolSpec) -> dict[str, Any]:

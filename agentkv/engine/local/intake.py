@@ -14,6 +14,7 @@ import threading
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 from agentkv.clock import Clock
 from agentkv.core.task import PriorityClass
@@ -163,6 +164,7 @@ class Intake:
                 request.tools,
                 lambda id_: self._sessions.raw_of(task, id_),
                 go_on=request.continue_final_message,
+                variables=self._variables(request),
             )
         else:
             text = (request.prompt or "").replace(MARK, "\ufffd")
@@ -178,6 +180,9 @@ class Intake:
                 code="unknown_token",
             )
         return session, transcript, min(kept, computed)
+
+    def _variables(self, request: Request) -> dict[str, Any]:
+        return self._chat.variables(request.reasoning_effort, request.chat_template_kwargs)
 
     def _template_tokens(self, request: Request, transcript: Transcript) -> int:
         """Tokens before the first message that is not the system's."""
@@ -217,13 +222,18 @@ class Intake:
             return None
         task = request.caller.task
         chars = self._chat.outlived(
-            transcript.text, request.messages, request.tools, lambda id_: self._sessions.raw_of(task, id_)
+            transcript.text,
+            request.messages,
+            request.tools,
+            lambda id_: self._sessions.raw_of(task, id_),
+            variables=self._variables(request),
         )
         if chars is None:
             return None
         count = bisect.bisect_right(transcript.borders, chars, key=lambda border: border[0])
         tokens = transcript.borders[count - 1][1] if count else 0
-        return Outlives(tokens=tokens, in_loops=self._chat.loops_think)
+        spared = self._chat.spared(transcript.text, request.messages[-1])
+        return Outlives(tokens=tokens, in_loops=self._chat.loops_think, spared=spared)
 
     def _gate(self, request: Request, prompt: str, grammar: Grammar | None) -> Gate:
         if grammar is None:

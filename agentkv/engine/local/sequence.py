@@ -65,11 +65,13 @@ class Clockwork:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outlives:
     """How much of a prompt stays when its answer is sent back without its thought and somebody says more: `tokens`.
-    `in_loops`: all of it, thoughts too, when what follows is a tool's result.
+    `in_loops`: all of it, thoughts too, when what follows is a tool's result. `spared`: it ends with an empty thought, which
+    goes the same way.
     """
 
     tokens: int
     in_loops: bool
+    spared: bool = False
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
@@ -153,9 +155,10 @@ class Sequence:
         was thought; None: all of them, as far as is known.
         """
         answer = self.answer
-        if self.outlives is None or answer.reason is None or not answer.aside.thought:
+        outlives = self.outlives
+        if outlives is None or answer.reason is None or not (answer.aside.thought or outlives.spared):
             return None
-        return None if answer.reason == "tool_calls" and self.outlives.in_loops else self.outlives.tokens
+        return None if answer.reason == "tool_calls" and outlives.in_loops else outlives.tokens
 
     @property
     def decoding(self) -> bool:

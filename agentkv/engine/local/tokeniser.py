@@ -4,8 +4,9 @@ Covers: encoding with borders (where a tail may be tokenised alone), decoding, g
 (`chat.py`), whose turn it is to be tokenised (`transcript.py`), streaming (`detokenise.py`).
 
 Guarding: text from users and tools that spells a control token, such as "<|im_end|>", is wrapped in MARK (a Unicode
-noncharacter) before the template runs; what is between two marks is tokenised as plain text and the marks vanish. So
-nobody forges a turn by writing its marker.
+noncharacter) before the template runs; a control token between two marks is tokenised as plain text and the marks vanish.
+So nobody forges a turn by writing its marker. Templates cut texts and print lists and objects in Python's or JSON's spelling:
+a mark that has lost its other one means nothing, and one that was escaped is a mark again (`unescaped`).
 """
 
 from __future__ import annotations
@@ -19,6 +20,8 @@ from typing import Any
 from agentkv.errors import RequestInvalid, UnsupportedModel
 
 MARK = "\ufdd0"
+_ESCAPED = "\\ufdd0"
+"""What `repr` and `json.dumps` make of it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,7 +46,10 @@ class Tokeniser:
         added = self._tokenizer.get_added_tokens_decoder()
         self._controls = {id_: token.content for id_, token in added.items() if token.special}
         found = sorted(self._controls.values(), key=len, reverse=True)
-        self._spelled = re.compile("|".join(map(re.escape, found))) if found else None
+        either = "|".join(map(re.escape, found))
+        self._spelled = re.compile(either) if found else None
+        self._marks = re.compile(f"({MARK}(?:{either}){MARK}|{MARK})" if found else f"({MARK})")
+        self._escaped = re.compile(f"{re.escape(_ESCAPED)}({either}){re.escape(_ESCAPED)}") if found else None
         self._begun = frozenset(text[:end] for text in found for end in range(1, len(text)))
         self._longest = max(map(len, found), default=0)
         self.plain = self._ids("one two") + self._ids(" three") == self._ids("one two three")
@@ -59,9 +65,9 @@ class Tokeniser:
         ids: list[int] = []
         borders: list[tuple[int, int]] = []
         at = 0
-        for number, part in enumerate(text.split(MARK)):
-            if part and number % 2:
-                ids += self._literally(part)
+        for number, part in enumerate(self._marks.split(text)):
+            if number % 2:
+                ids += self._literally(part[1:-1]) if len(part) > 1 else []
             elif part:
                 encoding = self._tokenizer.encode(part, add_special_tokens=whole and at == 0)
                 offsets = encoding.offsets
@@ -69,7 +75,7 @@ class Tokeniser:
                     if id_ in self._controls and offsets[place][1]:
                         borders.append((at + offsets[place][1], len(ids) + place + 1))
                 ids += encoding.ids
-            at += len(part) + 1
+            at += len(part)
         return Encoded(ids=ids, borders=borders)
 
     def count(self, text: str) -> int:
@@ -117,7 +123,16 @@ class Tokeniser:
     def guard(self, text: str) -> str:
         """`text` with every spelled control token marked as plain text."""
         text = text.replace(MARK, "\ufffd")
-        return text if self._spelled is None else self._spelled.sub(lambda found: f"{MARK}{found[0]}{MARK}", text)
+        if self._spelled is None:
+            return text
+        text = text.replace(_ESCAPED, f"{_ESCAPED[0]}{MARK}{_ESCAPED[1:]}")  # a text that says so is no mark
+        return self._spelled.sub(lambda found: f"{MARK}{found[0]}{MARK}", text)
+
+    def unescaped(self, text: str) -> str:
+        """A rendered `text`, in which a template may have printed guarded ones in Python's or JSON's spelling."""
+        if self._escaped is None or _ESCAPED not in text:
+            return text
+        return self._escaped.sub(lambda found: f"{MARK}{found[1]}{MARK}", text)
 
     def spelled_apart(self, text: str, mark: str) -> str:
         """`text` with `mark` behind the first character of every spelled control token: it spells none any more."""
