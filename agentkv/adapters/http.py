@@ -35,15 +35,8 @@ class Endpoint:
         self._closed = 0
 
     def get(self, path: str, within_s: float) -> Any:
-        """The JSON answer; Unreachable for anything else. A kept connection that the server has closed is no failure."""
-        ends_s = time.monotonic() + within_s
-        try:
-            return self._exchange("GET", path, None, within_s)
-        except Unreachable as error:
-            left_s = ends_s - time.monotonic()
-            if not error.dropped or left_s <= 0:
-                raise
-        return self._exchange("GET", path, None, left_s)
+        """The JSON answer; Unreachable for anything else."""
+        return self._exchange("GET", path, None, within_s)
 
     def post(
         self, path: str, body: Mapping[str, Any], within_s: float, *, headers: Mapping[str, str] | None = None
@@ -61,7 +54,7 @@ class Endpoint:
 
     def text(self, path: str, within_s: float) -> str:
         """The answer as text; Unreachable for none, and for a status that is not 200."""
-        status, read = self._bytes("GET", path, None, within_s)
+        status, read = self._bytes("GET", path, None, within_s, {})
         if status != _OK:
             raise Unreachable(f"{path}: {status}", status=status)
         return read.decode("utf-8", "replace")
@@ -70,7 +63,7 @@ class Endpoint:
         self, method: str, path: str, body: Mapping[str, Any] | None, within_s: float,
         headers: Mapping[str, str] | None = None,
     ) -> Any:  # fmt: skip
-        status, read = self._bytes(method, path, body, within_s, headers)
+        status, read = self._bytes(method, path, body, within_s, headers or {})
         try:
             answer = json.loads(read)
         except (ValueError, RecursionError):
@@ -80,11 +73,21 @@ class Endpoint:
         return answer
 
     def _bytes(
-        self, method: str, path: str, body: Mapping[str, Any] | None, within_s: float,
-        headers: Mapping[str, str] | None = None,
-    ) -> tuple[int, bytes]:  # fmt: skip
+        self, method: str, path: str, body: Mapping[str, Any] | None, within_s: float, headers: Mapping[str, str]
+    ) -> tuple[int, bytes]:
+        """Status and body. A question is asked again if a kept connection had been closed; what changes something is not."""
         ends_s = time.monotonic() + within_s
-        said = dict(self._headers) | dict(headers or {})
+        try:
+            return self._once(method, path, body, headers, ends_s)
+        except Unreachable as error:
+            if method != "GET" or not error.dropped or time.monotonic() >= ends_s:
+                raise
+        return self._once(method, path, body, headers, ends_s)
+
+    def _once(
+        self, method: str, path: str, body: Mapping[str, Any] | None, headers: Mapping[str, str], ends_s: float
+    ) -> tuple[int, bytes]:
+        said = {**self._headers, **headers}
         content = None if body is None else json.dumps(body, separators=(",", ":")).encode()
         if content is not None:
             said["Content-Type"] = "application/json"

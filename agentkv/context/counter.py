@@ -175,7 +175,8 @@ class Counter:
         if not isinstance(block, Mapping):
             return 0
         kind = block.get("type")
-        counts = next((counts for kinds, counts in self._kinds if kind in kinds), None)
+        known = isinstance(kind, str)
+        counts = next((counts for kinds, counts in self._kinds if known and kind in kinds), None)
         if counts is not None:
             return counts(block)
         text = block.get("text", block.get("thinking", block.get("reasoning", "")))

@@ -6,6 +6,7 @@ Covers the values, and `refuse_unless`: how an engine says that it cannot do wha
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -163,13 +164,24 @@ class Request:
     def _check_template(self) -> None:
         effort, variables = self.reasoning_effort, self.chat_template_kwargs
         _require(effort is None or effort in EFFORTS, "reasoning_effort", effort, f"one of {', '.join(EFFORTS)}")
-        named = isinstance(variables, Mapping) and all(isinstance(name, str) for name in variables)
-        _require(named, "chat_template_kwargs", variables, "an object: values by the template's names for them")
+        if not (
+            isinstance(variables, Mapping) and all(isinstance(name, str) for name in variables) and _is_json(variables)
+        ):
+            raise RequestInvalid(
+                "chat_template_kwargs must be an object: JSON values, not nested too deeply, by the template's names for them",
+                param="chat_template_kwargs",
+                code="invalid_value",
+            )
         if self.messages is None and (effort is not None or variables):
             param = "reasoning_effort" if effort is not None else "chat_template_kwargs"
             raise RequestInvalid(
                 f"{param} is for messages: a prompt is sent as it is", param=param, code="invalid_value"
             )
+
+    @property
+    def rendering(self) -> dict[str, Any]:
+        """Fields that say how the prompt is rendered: of a request that is to share this one's prompt."""
+        return {"reasoning_effort": self.reasoning_effort, "chat_template_kwargs": self.chat_template_kwargs}
 
     def _check_tools(self) -> None:
         choice, known = self.tool_choice, {tool.name for tool in self.tools}
@@ -228,6 +240,14 @@ def _require(allowed: bool, param: str, value: object, what: str) -> None:
 def _is_int(value: object, *, low: int) -> bool:
     """None, or an integer that also fits into 64 bits."""
     return value is None or (isinstance(value, int) and not isinstance(value, bool) and low <= value < 2**63)
+
+
+def _is_json(values: Mapping[str, Any]) -> bool:
+    try:
+        json.dumps(dict(values))
+    except (TypeError, ValueError, RecursionError):
+        return False
+    return True
 
 
 def _is_real(value: object, low: float, high: float) -> bool:

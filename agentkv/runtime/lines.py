@@ -10,6 +10,7 @@ import secrets
 import threading
 from collections import OrderedDict
 from dataclasses import dataclass, field
+from typing import Any
 
 from agentkv.context.notebook import Fold
 from agentkv.context.view import Stages, View
@@ -49,6 +50,8 @@ class Line:
     prompt: tuple[Message, ...] = ()
     """The last prompt as it was handed over; `session` is where one of this line was answered."""
     session: str = ""
+    rendering: dict[str, Any] = field(default_factory=dict)
+    """How its last prompt is rendered, in a Request's fields."""
     sent_fold: Fold | None = None
     """The fold that held in the last prompt."""
     made: Fold | None = None

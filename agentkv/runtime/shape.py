@@ -137,7 +137,7 @@ class Shaper:
         fresh = tail if tail != view.values_before else ""
         view.note("\n\n".join(text for text in (lasting, fresh) if text))
         before = line.sent_fold
-        line.prompt = view.prompt()
+        line.prompt, line.rendering = view.prompt(), request.rendering
         line.sent_fold = view.fold
         folded = line.sent_fold is not before
         session = request.session or (line.session if folded else "") or None  # an engine would take it for another one
@@ -242,7 +242,7 @@ class Shaper:
             if proposal is None or proposal.kind != "fold" or line.view.sent is None:
                 return
             sent = line.view.sent
-            request = Request(messages=sent, tools=line.view.tools_now, caller=caller)
+            request = Request(messages=sent, tools=line.view.tools_now, caller=caller, **line.rendering)
 
             def run() -> None:
                 with line.making:
@@ -324,6 +324,7 @@ class Shaper:
                         session=f"{caller.task}~{next(self._numbers)}" if background else None,
                         priority=PriorityClass.BATCH if background else request.priority,
                         purpose="summary",
+                        **request.rendering,
                     ),
                     self._context.summary_timeout_s,
                 )

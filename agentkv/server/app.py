@@ -42,7 +42,7 @@ from agentkv.server.origins import cors
 from agentkv.server.refusals import error_body, refusal
 from agentkv.server.replies import ChatReply, CompletionReply, Reply, new_id
 from agentkv.server.requests import Asked, chat_request, completion_request
-from agentkv.server.responses import response_request
+from agentkv.server.responses import in_words_of_responses, response_request
 from agentkv.server.rest import Rest
 from agentkv.server.stalls import Stalls
 from agentkv.server.stored import Stored
@@ -183,7 +183,10 @@ class _Doors:
             store=asked.store,
             keep=keep,
         )
-        return await self._answer(http, asked.asked, reply)
+        try:
+            return await self._answer(http, asked.asked, reply)
+        except RequestInvalid as error:
+            raise in_words_of_responses(error) from error
 
     async def _answer(self, http: HttpRequest, asked: Asked, reply: Reply) -> Response:
         request, key = self._identified(http, asked.request), _key(http)

@@ -13,6 +13,7 @@ from typing import Any
 
 from agentkv.core.message import Message, ToolCall, ToolSpec
 from agentkv.engine.request import EFFORTS, Request, ResponseFormat, ToolChoice
+from agentkv.errors import RequestInvalid
 from agentkv.server.fields import Fields, kind_of, refuse
 from agentkv.server.messages import read_content, read_tools
 from agentkv.server.requests import Asked, check_model, read_kv_hints
@@ -22,6 +23,8 @@ _TEXT_PARTS = frozenset({"input_text", "output_text", "text"})
 _ROLES = {"user": "user", "assistant": "assistant", "system": "system", "developer": "system"}
 _LOGPROBS = "message.output_text.logprobs"
 _MOST_METADATA = 16
+_NAMES = {"reasoning_effort": "reasoning.effort", "response_format": "text.format", "max_tokens": "max_output_tokens"}
+"""Fields of ours that have another name here."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,6 +84,14 @@ def response_request(
     ignored = fields.end(harmless=HARMLESS - {"metadata", "store"})
     asked = Asked(request=request, stream=stream, include_usage=True, ignored=ignored, hints=hints)
     return AskedResponse(asked=asked, told=told, kept=kept, store=store)
+
+
+def in_words_of_responses(error: RequestInvalid) -> RequestInvalid:
+    """An engine's refusal with the field's name as it is here."""
+    name = _NAMES.get(error.param or "")
+    if name is None or type(error) is not RequestInvalid:
+        return error
+    return RequestInvalid(str(error).replace(error.param or "", name, 1), param=name, code=error.code)
 
 
 def _refuse_what_is_hosted(fields: Fields) -> None:

@@ -179,7 +179,7 @@ class ChatAgentKV(BaseChatModel):
 
     def get_num_tokens_from_messages(self, messages: list[BaseMessage], tools: Sequence[Any] | None = None) -> int:
         """Tokens of a prompt, as the engine counts them."""
-        request = Request(messages=to_messages(messages), tools=to_tools(tools or ()))
+        request = Request(messages=to_messages(messages), tools=to_tools(tools or ()), **self._rendering({}))
         return int(self.kv.engine.count_tokens(request))
 
     # -- who calls: a config handed over explicitly names its task even in a thread that LangGraph does not know
@@ -287,7 +287,6 @@ class ChatAgentKV(BaseChatModel):
         tools = to_tools(options.get("tools") or (), strict=bool(options.get("strict")))
         choice = Choice.of(options.get("tool_choice"), tools)
         chosen = {name: options.get(name, getattr(self, name)) for name in _SAMPLING}
-        template = {name: options.get(name, getattr(self, name)) for name in _TEMPLATE}
         stops = stop if stop is not None else options.get("stop", self.stop)
         caller = self.kv.caller()
         if caller.task == UNATTRIBUTED:
@@ -304,9 +303,14 @@ class ChatAgentKV(BaseChatModel):
             as_is=not options.get("context", self.context),
             tool_choice=choice.asked(parallel=options.get("parallel_tool_calls") is not False),
             response_format=format_of(options.get("response_format")),
-            **{name: value for name, value in template.items() if value is not None},
+            **self._rendering(options),
         )
         return request, choice
+
+    def _rendering(self, options: dict[str, Any]) -> dict[str, Any]:
+        """What is said about the prompt's template, here or in a call's options."""
+        said = {name: options.get(name, getattr(self, name)) for name in _TEMPLATE}
+        return {name: value for name, value in said.items() if value is not None}
 
 
 def _told(config: RunnableConfig | None) -> RunnableConfig | None:

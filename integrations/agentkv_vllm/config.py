@@ -69,7 +69,7 @@ def completed(extra: Mapping[str, Any]) -> dict[str, Any]:
         full |= {"eviction_policy": "AgentKVPolicy", "cache_policy_module_path": "agentkv_vllm.policy"}
     full.setdefault("offload_prompt_only", False)  # an agent's answer comes back as prompt
     tiers = [dict(tier) for tier in full.get("secondary_tiers", [])]
-    kinds = {tier.get("type") for tier in tiers}
+    kinds = [tier.get("type") for tier in tiers]
     if "disk" in ours and DISK["type"] not in kinds:
         tiers.append(DISK | {"root_dir": ours["disk"], "capacity_bytes": ours.get("disk_bytes", _DISK_BYTES)})
     if TIER["type"] not in kinds:

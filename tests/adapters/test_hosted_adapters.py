@@ -144,7 +144,7 @@ def test_a_server_that_refuses_marks_is_asked_once_more_without(kv, hosted, monk
     "content",
     [
         "", " ", [], [{"type": "thinking", "thinking": "x", "signature": "s"}], [{"type": "text", "text": ""}], None, 7,
-        ["x"],
+        ["x"], [{"type": ["text"]}],
     ],
 )  # fmt: skip
 def test_what_cannot_hold_a_mark_gets_none(content):

@@ -141,3 +141,21 @@ def test_a_kept_connection_that_the_server_closed_is_no_failure():
             time.sleep(0.02)
         endpoint.close()
     assert 6 == len(server.asked)
+
+
+@pytest.mark.parametrize("ask", [Endpoint.get, Endpoint.text])
+def test_what_is_asked_on_a_connection_that_goes_just_then_is_asked_again(ask):
+    """What is told is not: the server may have heard it."""
+
+    def script(_request, over):
+        yield whole(b"{}")
+        over.wait(0.3)  # it closes with the next request unread
+
+    with RawServer(script) as server:
+        endpoint = Endpoint(server.url)
+        assert ask(endpoint, "/slots", 5.0) in ({}, "{}")
+        assert ask(endpoint, "/slots", 5.0) in ({}, "{}")
+        with pytest.raises(Unreachable):
+            endpoint.post("/x", {}, 5.0)
+        endpoint.close()
+    assert 2 == len(server.asked)

@@ -9,7 +9,7 @@ import time
 import zlib
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from agentkv import log
@@ -304,6 +304,8 @@ JSON = st.recursive(
 
 
 @given(st.dictionaries(st.sampled_from(["role", "content", "tool_calls"]), JSON))
+@example({"content": [{"type": ["text"], "text": "x"}]})
+@example({"content": [{"type": {"a": 1}}]})
 def test_any_message_has_a_count(message):
     """Whatever a caller made of it."""
     assert Counter(TextCounter("gpt-4o")).message(message) >= MESSAGE_TOKENS

@@ -97,6 +97,7 @@ BAD = [
     {"continue_final_message": True},
     {"prompt": "x", "messages": None, "continue_final_message": True},
     {"reasoning_effort": "much"}, {"reasoning_effort": ""}, {"chat_template_kwargs": "x"}, {"chat_template_kwargs": {1: 2}},
+    {"chat_template_kwargs": {"a": {1, 2}}},
     {"prompt": "x", "messages": None, "reasoning_effort": "none"},
     {"prompt": "x", "messages": None, "chat_template_kwargs": {"a": 1}},
 ]  # fmt: skip

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 import threading
 import time
@@ -171,6 +172,22 @@ def test_the_model_writes_the_summary_over_its_own_prefix_and_the_task_pays_for_
     assert len(summaries) == sum(call.purpose == "summary" for call in bill.calls)
     assert bill.shaping.summary_tokens > 0
     assert "t" == summary.caller.task
+
+
+@pytest.mark.parametrize("waits", [False, True], ids=["before a call", "while a tool runs"])
+def test_a_summary_is_rendered_as_its_conversation_is(make_kv, waits) -> None:
+    """With the same variables of the template: else its prompt is another one, and it thinks where nobody wants it."""
+    kv = make_kv(folding(summarise="model"), answers=itertools.repeat(SUMMARY))
+    rendering = {"reasoning_effort": "none", "chat_template_kwargs": {"day": "Monday"}}
+    messages = [SYSTEM, GOAL]
+    with kv.task("t", final=False):
+        for number in range(14):
+            ask(kv, messages, **rendering)
+            with kv.tool(f"tool{number}", expect_s=120) if waits else contextlib.nullcontext():
+                time.sleep(0.02 * waits)
+            messages += turn(number, words(number))
+    assert any(request.purpose == "summary" for request in kv.engine.requests)
+    assert [rendering] * len(kv.engine.requests) == [request.rendering for request in kv.engine.requests]
 
 
 @pytest.mark.parametrize("answer", ["", "I cannot do that.", RuntimeError("down")], ids=["empty", "refusal", "error"])

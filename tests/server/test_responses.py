@@ -7,8 +7,8 @@ import pytest
 
 from agentkv import Message, ToolCall
 from agentkv.engine.scripted import Reply
-from agentkv.errors import RequestInvalid
-from agentkv.server.responses import response_request
+from agentkv.errors import RequestInvalid, TemplateRejected
+from agentkv.server.responses import in_words_of_responses, response_request
 from agentkv.server.stored import Stored
 
 CALL = ToolCall(id="call_1", name="read", arguments='{"path":  "a.py"}')
@@ -181,6 +181,22 @@ def test_tools_none_and_formats_are_told_back(door_of):
     assert ("none", {"run": "7"}, "x") == (response.tool_choice, response.metadata, response.text.format.name)
     assert [("read", True)] == [(tool.name, tool.strict) for tool in response.tools]
     assert () == door.engine.requests[0].tools
+
+
+def test_how_much_is_thought_reaches_the_engine_and_is_told_back(door_of):
+    """An engine's refusal names the field as it is written here."""
+    door = door_of("x")
+    response = door.doors.openai().responses.create(model="scripted", input="x", reasoning={"effort": "low"})
+    assert ("low", "low") == (response.reasoning.effort, door.engine.requests[0].reasoning_effort)
+    error = RequestInvalid(
+        "reasoning_effort='low' is not supported", param="reasoning_effort", code="unsupported_value"
+    )
+    told = in_words_of_responses(error)
+    assert ("reasoning.effort='low' is not supported", "reasoning.effort", "unsupported_value") == (
+        str(told), told.param, told.code,
+    )  # fmt: skip
+    rejected = TemplateRejected("max_tokens", param="max_tokens")
+    assert rejected is in_words_of_responses(rejected)
 
 
 def test_text_behind_a_call_is_of_the_same_turn():

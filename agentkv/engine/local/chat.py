@@ -35,6 +35,8 @@ PREAMBLE = (
 )
 _PROBE = "agentkv-probe"
 _ONE_OF_BOTH = "thinking"
+_REMOVED = re.compile(r"""replace\(\s*(['"])(.*?)\1\s*,\s*(['"])\3\s*\)""")
+"""How templates remove words from texts, such as those that switch thinking."""
 _THOUGHTS = ("reasoning_content", _ONE_OF_BOTH, "reasoning")
 """By what names templates read a turn's thoughts; the second is GPT-OSS's."""
 
@@ -77,8 +79,12 @@ class Chat:
         """Those between which the model thinks."""
         self.thinks = hides or self.marks is not None
         self._thought = next((name for name in _THOUGHTS if re.search(rf"[.'\"]{name}\b", source)), None)
-        self._switches = Switches(source, tokenizer, name=name, thinks=self.thinks)
         self._knows_tools = "tools" in source
+        self._switches = {
+            tools: Switches(self._rendered(tools=tools), tokenizer, name=name, thinks=self.thinks)
+            for tools in (False, True)
+        }
+        self._removed = tuple(found[1] for found in _REMOVED.findall(source) if found[1])
         self._knows_calls = "tool_calls" in source
         self.loops_think = self._thought is not None or not self._knows_calls
         """True if thoughts are sent again while the model calls tools: to a template that reads them, or in its own text."""
@@ -89,6 +95,14 @@ class Chat:
         """All of the tokenizer's templates: some have one for tools."""
         template = self._tokenizer.chat_template
         return "\n".join(template.values()) if isinstance(template, dict) else str(template)
+
+    def _rendered(self, *, tools: bool) -> str:
+        """The template that a call renders, with tools or without."""
+        template = self._tokenizer.chat_template if self.available else ""
+        if isinstance(template, dict):
+            named = "tool_use" if tools and "tool_use" in template else "default"
+            template = template.get(named, "")
+        return str(template)
 
     def _shows_tool_role(self) -> bool:
         call = ToolCall(id="call00000", name="probe", arguments="{}")
@@ -103,12 +117,13 @@ class Chat:
             return False
         return _PROBE in shown
 
-    def variables(self, effort: str | None, given: Mapping[str, Any]) -> dict[str, Any]:
-        """What a call sets in the template, for `render`; see `Switches.values`."""
+    def variables(self, effort: str | None, given: Mapping[str, Any], *, tools: bool = False) -> dict[str, Any]:
+        """What a call, with tools or without, sets in the template, for `render`; see `Switches.values`."""
         if not self.available:
             return {}
+        switches = self._switches[tools and self._knows_tools]
         try:
-            values: dict[str, Any] = self._guarded(self._switches.values(effort, given))
+            values: dict[str, Any] = self._guarded(switches.values(effort, given))
         except RecursionError:
             raise RequestInvalid(
                 "chat_template_kwargs are nested too deeply", param="chat_template_kwargs", code="invalid_value"
@@ -165,7 +180,7 @@ class Chat:
 
     def _behind(self, prompt: str, last: Message) -> str:
         """What the template wrote behind the last message."""
-        said = self._tokeniser.guard(last.content).strip()
+        said = self._guard(last.content).strip()
         place = prompt.rfind(said) if said else -1
         return (prompt if place < 0 else prompt[place + len(said) :]).rstrip()
 
@@ -198,7 +213,7 @@ class Chat:
             ) from None
 
     def _turn(self, message: Message, raw_of: RawOf, *, results: bool) -> dict[str, Any]:
-        guard = self._tokeniser.guard
+        guard = self._guard
         content = guard(message.content)
         if message.role == "tool":
             if not results:
@@ -222,10 +237,10 @@ class Chat:
         return {"role": "assistant", "content": guard(_tagged(message) if known is None else known.raw)}
 
     def _thoughts(self, text: str) -> dict[str, str]:
-        return {self._thought: self._tokeniser.guard(text)} if text and self._thought else {}
+        return {self._thought: self._guard(text)} if text and self._thought else {}
 
     def _call(self, call: ToolCall) -> dict[str, Any]:
-        guard = self._tokeniser.guard
+        guard = self._guard
         try:
             arguments = self._guarded(self._arguments(call))
         except RecursionError:  # deeper than any template can write it
@@ -250,14 +265,18 @@ class Chat:
             return {}
         return _whole_characters(parsed) if isinstance(parsed, dict) else call.arguments
 
+    def _guard(self, text: str) -> str:
+        """Text of users and tools as the template may have it."""
+        return self._tokeniser.guard_removed(self._tokeniser.guard(text), self._removed)
+
     def _guarded(self, value: Any) -> Any:
-        if isinstance(value, str):
-            return self._tokeniser.guard(value)
-        if isinstance(value, dict):
+        if value is None or isinstance(value, bool | int | float):
+            return value
+        if isinstance(value, Mapping):
             return {self._guarded(key): self._guarded(item) for key, item in value.items()}
-        if isinstance(value, list | tuple):
+        if isinstance(value, list | tuple | set | frozenset):
             return [self._guarded(item) for item in value]
-        return value
+        return self._guard(value if isinstance(value, str) else str(value))
 
     def _apply(
         self,

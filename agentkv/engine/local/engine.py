@@ -11,8 +11,10 @@ import os
 import threading
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import AbstractContextManager
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 from torch import Tensor
 
@@ -41,13 +43,12 @@ from agentkv.kv.index import root_key
 from agentkv.kv.streams import Event, Streams
 from agentkv.kv.tiers import Tiers
 from agentkv.log import failed
-from agentkv.policy.schedule import Admit
 
 _RETRY_S = 0.02  # longest sleep while somebody waits; `on_room` usually wakes us earlier
 _SAVE_S = 60.0  # the longest that `close` writes what is to be kept
 
 
-class LocalEngine:
+class LocalEngine(AbstractContextManager["LocalEngine"]):
     """A Hugging Face model over tiered KV blocks; see engine/base.py for the protocol.
 
     `device_memory`, `host_memory` (0: no such tier) and `disk_memory` are bytes; with a `family` host and disk are shared
@@ -185,20 +186,20 @@ class LocalEngine:
             if on_receipt is not None:
                 on_receipt(receipt)
 
-        return self.tiers.apply(move, deliver)
+        taken = self.tiers.apply(move, deliver)
+        for name in self._sessions.beside(move.session):  # choices share most blocks; the next turn picks any of them
+            self.tiers.apply(replace(move, session=name), lambda told: self._restores.moved(replace(told, move=move)))
+        return taken
 
     def expect(
         self, session: str, at_s: float | None, forecast: Forecast | None = None, started_s: float | None = None
     ) -> None:
-        self.tiers.expect(session, at_s, forecast, started_s)
+        for name in (session, *self._sessions.beside(session)):
+            self.tiers.expect(name, at_s, forecast, started_s)
         self._batch.admission.expect(session, forecast, started_s)
 
     def rank_by(self, rank: Callable[[Any, float], tuple[float, ...]]) -> None:
         self.tiers.rank_by(rank)
-
-    def admit_by(self, admit: Admit) -> None:
-        """Have a policy's rule say which calls wait outside while memory is short; `without_loss` unless told."""
-        self._batch.admission.admit = admit
 
     def finish_task(self, task: str) -> None:
         self._refuse_in_a_child()
@@ -238,9 +239,6 @@ class LocalEngine:
     def _refuse_in_a_child(self) -> None:
         if os.getpid() != self._pid:
             raise Closed(f"this engine belongs to process {self._pid}; a forked child must make its own")
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, *_: object) -> None:
         self.close()

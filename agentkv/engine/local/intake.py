@@ -182,7 +182,7 @@ class Intake:
         return session, transcript, min(kept, computed)
 
     def _variables(self, request: Request) -> dict[str, Any]:
-        return self._chat.variables(request.reasoning_effort, request.chat_template_kwargs)
+        return self._chat.variables(request.reasoning_effort, request.chat_template_kwargs, tools=bool(request.tools))
 
     def _template_tokens(self, request: Request, transcript: Transcript) -> int:
         """Tokens before the first message that is not the system's."""

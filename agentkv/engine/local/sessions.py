@@ -217,6 +217,11 @@ class Sessions:
         with self._lock:
             return self._by_key.get(key)
 
+    def beside(self, key: str) -> list[str]:
+        """Names under which blocks of this session's further choices are held."""
+        session = self.get(key)
+        return [] if session is None else list(session.others)
+
     def leave(self, session: Session) -> None:
         """A call of `session` has ended."""
         with self._lock:

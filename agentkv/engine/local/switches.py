@@ -24,6 +24,7 @@ _EFFORT = "reasoning_effort"
 """How much, in words (GPT-OSS)."""
 _FUNCTIONS = frozenset({"messages", "raise_exception", "strftime_now"})
 """What transformers gives to every template."""
+_KNOWS_NONE = re.compile(r"""reasoning_effort\s*[=!]=\s*['"]none['"]""")
 _MARKED_OUT = re.compile(r"\{%-?\s*(end)?generation\s*-?%\}")
 """A tag that transformers knows and Jinja does not; it is for training."""
 
@@ -52,11 +53,13 @@ class Switches:
         return self._of_effort(effort) | dict(given)
 
     def _of_effort(self, effort: str | None) -> dict[str, Any]:
-        if effort is None or (effort == "none" and not self._thinks):
+        if effort is None:
             return {}
-        graded = _EFFORT in self.names and (effort != "none" or re.search(r"""['"]none['"]""", self._source))
+        graded = _EFFORT in self.names and (effort != "none" or _KNOWS_NONE.search(self._source) is not None)
         switch = next((name for name in _ON_OFF if name in self.names), None)
         if not graded and switch is None:
+            if effort == "none" and not self._thinks:
+                return {}
             why = "has no switch for its thinking" if self._thinks else "does not think before it answers"
             why = f"thinks with more than {effort!r}" if self._thinks and _EFFORT in self.names else why
             raise RequestInvalid(
@@ -72,13 +75,13 @@ def _free(source: str) -> frozenset[str]:
     """Names that the template looks up and does not make itself; none where it cannot be read."""
     environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols])
     try:
-        parsed = environment.parse(_MARKED_OUT.sub("", source))
+        names = find_undeclared_variables(environment.parse(_MARKED_OUT.sub("", source)))
     except TemplateError:
         return frozenset()
-    return frozenset(find_undeclared_variables(parsed) - environment.globals.keys())
+    return frozenset(names - environment.globals.keys())
 
 
 def _taken(tokenizer: Any) -> frozenset[str]:
     """Names with a meaning of their own where a template is applied, and the tokenizer's control tokens."""
-    parameters = inspect.signature(tokenizer.apply_chat_template).parameters
+    parameters = inspect.signature(tokenizer.apply_chat_template).parameters.keys() - {"documents"}
     return frozenset(parameters) | frozenset(tokenizer.special_tokens_map)

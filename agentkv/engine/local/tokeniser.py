@@ -3,10 +3,10 @@
 Covers: encoding with borders (where a tail may be tokenised alone), decoding, guarding. Does not cover: chat templates
 (`chat.py`), whose turn it is to be tokenised (`transcript.py`), streaming (`detokenise.py`).
 
-Guarding: text from users and tools that spells a control token, such as "<|im_end|>", is wrapped in MARK (a Unicode
-noncharacter) before the template runs; a control token between two marks is tokenised as plain text and the marks vanish.
-So nobody forges a turn by writing its marker. Templates cut texts and print lists and objects in Python's or JSON's spelling:
-a mark that has lost its other one means nothing, and one that was escaped is a mark again (`unescaped`).
+Guarding: in text from users and tools that spells a control token, such as "<|im_end|>", MARK (a Unicode noncharacter)
+stands inside the spelling when the template runs. So nobody forges a turn by writing its marker, wherever the template cuts
+the text, and no mark can hide a control token of the template's own. Afterwards marks vanish: what had one is tokenised as plain
+text. Templates that print lists and objects in Python's or JSON's spelling escape marks, which is taken back (`unescaped`).
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from typing import Any
 from agentkv.errors import RequestInvalid, UnsupportedModel
 
 MARK = "\ufdd0"
-_ESCAPED = "\\ufdd0"
-"""What `repr` and `json.dumps` make of it."""
+_ESCAPED = r"\\+ufdd0"
+"""What `repr` and `json.dumps` make of it, once or one inside the other."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,10 +46,11 @@ class Tokeniser:
         added = self._tokenizer.get_added_tokens_decoder()
         self._controls = {id_: token.content for id_, token in added.items() if token.special}
         found = sorted(self._controls.values(), key=len, reverse=True)
-        either = "|".join(map(re.escape, found))
-        self._spelled = re.compile(either) if found else None
-        self._marks = re.compile(f"({MARK}(?:{either}){MARK}|{MARK})" if found else f"({MARK})")
-        self._escaped = re.compile(f"{re.escape(_ESCAPED)}({either}){re.escape(_ESCAPED)}") if found else None
+        self._spelled = re.compile("|".join(map(re.escape, found))) if found else None
+        marked = [re.escape(text[0]) + MARK + re.escape(text[1:]) for text in found]
+        self._marks = re.compile(f"({'|'.join([*marked, MARK])})")
+        escaped = [f"(?<={re.escape(text[0])}){_ESCAPED}(?={re.escape(text[1:])})" for text in found if len(text) > 1]
+        self._escaped = re.compile("|".join(escaped)) if escaped else None
         self._begun = frozenset(text[:end] for text in found for end in range(1, len(text)))
         self._longest = max(map(len, found), default=0)
         self.plain = self._ids("one two") + self._ids(" three") == self._ids("one two three")
@@ -67,7 +68,7 @@ class Tokeniser:
         at = 0
         for number, part in enumerate(self._marks.split(text)):
             if number % 2:
-                ids += self._literally(part[1:-1]) if len(part) > 1 else []
+                ids += self._literally(part.replace(MARK, "")) if len(part) > 1 else []
             elif part:
                 encoding = self._tokenizer.encode(part, add_special_tokens=whole and at == 0)
                 offsets = encoding.offsets
@@ -122,17 +123,18 @@ class Tokeniser:
 
     def guard(self, text: str) -> str:
         """`text` with every spelled control token marked as plain text."""
-        text = text.replace(MARK, "\ufffd")
-        if self._spelled is None:
-            return text
-        text = text.replace(_ESCAPED, f"{_ESCAPED[0]}{MARK}{_ESCAPED[1:]}")  # a text that says so is no mark
-        return self._spelled.sub(lambda found: f"{MARK}{found[0]}{MARK}", text)
+        return self.spelled_apart(text.replace(MARK, "\ufffd"), MARK)
+
+    def guard_removed(self, text: str, words: Sequence[str]) -> str:
+        """Guarded `text`, from which a template removes `words`: what then joins spells no control token either."""
+        for word in words:
+            if word in text and self.spells_control(text.replace(word, "")):
+                text = text.replace(word, MARK + word)
+        return text
 
     def unescaped(self, text: str) -> str:
         """A rendered `text`, in which a template may have printed guarded ones in Python's or JSON's spelling."""
-        if self._escaped is None or _ESCAPED not in text:
-            return text
-        return self._escaped.sub(lambda found: f"{MARK}{found[1]}{MARK}", text)
+        return text if self._escaped is None or "ufdd0" not in text else self._escaped.sub(MARK, text)
 
     def spelled_apart(self, text: str, mark: str) -> str:
         """`text` with `mark` behind the first character of every spelled control token: it spells none any more."""

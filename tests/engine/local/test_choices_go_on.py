@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from agentkv.core.message import Message
+from agentkv.core.residency import Action, Move, Tier
 from agentkv.core.task import Caller
 from agentkv.engine.base import Request, Sampling
 
@@ -58,6 +59,32 @@ def test_a_conversation_of_choices_goes_on_with_choices(start, picked):
     third = engine.submit(Request(messages=turns, caller=Caller(task="t"), sampling=Sampling(max_tokens=2))).result(60)
     assert second.usage.input_tokens + len(second.choices[1].token_ids) - 1 == third.usage.cached_tokens
     assert 1 == _held(engine)
+
+
+def test_a_move_and_a_forecast_are_about_all_choices(start, until):
+    """The next turn goes on with any of them: what leaves the device leaves with all of its context, and comes back so."""
+    engine = start(blocks=128, host=128)
+    first = _three(engine)
+    names = [first.session, *engine._sessions.beside(first.session)]
+    told = []
+
+    def all_in(tier):
+        return all(getattr(engine.residency(name), tier) == engine.residency(name).total_blocks for name in names)
+
+    engine.apply(Move(session=first.session, action=Action.DEMOTE, to=Tier.HOST, reason="test"), told.append)
+    until(lambda: all_in("host_blocks"))
+    for name in names:
+        engine.tiers.vacate(name, Tier.DEVICE)
+    assert not any(engine.residency(name).device_blocks for name in names)
+    engine.apply(Move(session=first.session, action=Action.PREFETCH, to=Tier.DEVICE, reason="test"), told.append)
+    until(lambda: all_in("device_blocks"))
+    until(lambda: len(told) == 2)
+    assert {first.session} == {receipt.move.session for receipt in told}
+    engine.expect(first.session, 1e9)
+    assert [1e9] * 3 == [engine.tiers._book.holdings[name].expected_s for name in names]
+    second = _next(engine, first.choices[2])
+    assert first.usage.input_tokens + 70 - 1 == second.usage.cached_tokens
+    assert 0 == engine.stats()["restored"]["short"]
 
 
 @pytest.mark.parametrize("ends", [lambda e, _: e.finish_task("t"), lambda e, told: e.finish_sessions([told.session])])

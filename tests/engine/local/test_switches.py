@@ -1,7 +1,12 @@
 """What a call may set in the chat template, and how much a model is told to think."""
 
-import pytest
+from types import MappingProxyType
 
+import pytest
+from agentkv_langgraph import ChatAgentKV, LangGraphHost
+from langchain_core.messages import HumanMessage
+
+from agentkv import AgentKV
 from agentkv.core.message import Message
 from agentkv.core.task import Caller
 from agentkv.engine.base import Request, Sampling
@@ -35,6 +40,7 @@ THINKING = [
     (OFF_ON, "none", "assistant\n</think>"),
     (OFF_ON, "low", "assistant\n<think>\n"),
     (PLAIN, "none", "assistant\n"),
+    (PLAIN.replace("assistant\n", "assistant\n{% if enable_thinking %}/think{% endif %}"), "none", "assistant\n"),
     (PLAIN, None, "assistant\n"),
 ]
 
@@ -119,8 +125,9 @@ def test_values_forge_no_control_tokens(chat_of):
     """They are text of the caller's, like a message."""
     chat = chat_of(DATED)
     text = prompt(chat, today="<|im_end|>", notes=[{"<|im_start|>": ["<|im_start|>system"]}])
-    assert f"{MARK}<|im_end|>{MARK}" in text
-    assert text.count("<|im_start|>") == prompt(chat).count("<|im_start|>") + text.count(f"{MARK}<|im_start|>{MARK}")
+    assert f"<{MARK}|im_end|>" in text
+    assert text.count("<|im_start|>") == prompt(chat).count("<|im_start|>")
+    assert 2 == text.count(f"<{MARK}|im_start|>")
 
 
 def test_values_too_deep_are_refused(chat_of):
@@ -130,6 +137,29 @@ def test_values_too_deep_are_refused(chat_of):
         value = [value]
     with pytest.raises(RequestInvalid, match="nested too deeply"):
         chat_of(DATED).variables(None, {"notes": value})
+    with pytest.raises(RequestInvalid, match="chat_template_kwargs"):
+        Request(messages=(USER,), chat_template_kwargs={"notes": value})
+
+
+@pytest.mark.parametrize("value", [{("a",): 1}, {1, 2}, object(), MappingProxyType({"k": "<|im_end|>"})])
+def test_values_are_json(value):
+    """What is none is no request, whatever a template might make of it."""
+    with pytest.raises(RequestInvalid, match="chat_template_kwargs"):
+        Request(messages=(USER,), chat_template_kwargs={"notes": value})
+
+
+def test_each_of_several_templates_has_variables_of_its_own(chat_of):
+    """What only the one for tools reads has no effect without them."""
+    chat = chat_of({"default": PLAIN, "tool_use": DATED + "{{ tools }}"})
+    assert {"today": "Monday"} == chat.variables(None, {"today": "Monday"}, tools=True)
+    assert "none that a call could set" in str(refused(chat, today="Monday"))
+
+
+def test_documents_are_a_variable_where_a_template_reads_them(chat_of):
+    """Granite's and Command's way; a template without them refuses them."""
+    text = prompt(chat_of("{{ documents[0].text }}" + PLAIN), documents=[{"text": "From the shelf."}])
+    assert text.startswith("From the shelf.")
+    refused(chat_of(PLAIN), documents=[])
 
 
 def test_a_template_that_cannot_be_read_has_no_variables(chat_of):
@@ -175,3 +205,13 @@ def test_counting_knows_what_is_set(engine):
     more = engine.count_tokens(spared) - engine.count_tokens(plain)
     assert more > 0
     assert engine.submit(spared).result().usage.input_tokens == engine.count_tokens(spared)
+
+
+def test_langchains_count_knows_what_is_set(engine):
+    """ChatAgentKV's own options count."""
+    with AgentKV.with_engine(engine, host=LangGraphHost(), ledger=None) as kv:
+        counts = [
+            ChatAgentKV(kv, **options).get_num_tokens_from_messages([HumanMessage("Go.")])
+            for options in ({}, {"reasoning_effort": "none"}, {"chat_template_kwargs": {"enable_thinking": False}})
+        ]
+    assert counts[0] < counts[1] == counts[2]
