@@ -336,12 +336,12 @@ def test_a_fifth_of_a_megabyte_of_anything_is_quick(kind):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", list(_HUGE))
-def test_five_megabytes_of_anything_take_less_than_a_second(kind):
-    """Of this thread's time."""
+def test_five_megabytes_of_anything_take_a_second_or_two(kind):
+    """Of this thread's time, on a slow machine; `benchmarks/context.py` has the figure."""
     text = _HUGE[kind](5_000_000)
     started_s = time.thread_time()
     slimmer(count=count_text).slim(text)
-    assert time.thread_time() - started_s < 1.0
+    assert time.thread_time() - started_s < 3.0
 
 
 def test_the_example_prints_what_its_docstring_says():

@@ -218,8 +218,8 @@ class Sessions:
             return self._by_key.get(key)
 
     def beside(self, key: str) -> list[str]:
-        """Names under which blocks of this session's further choices are held."""
-        session = self.get(key)
+        """Names under which blocks of this session's further choices are held. Takes no lock: moves must never wait."""
+        session = self._by_key.get(key)
         return [] if session is None else list(session.others)
 
     def leave(self, session: Session) -> None:

@@ -66,7 +66,8 @@ class Tokeniser:
         ids: list[int] = []
         borders: list[tuple[int, int]] = []
         at = 0
-        for number, part in enumerate(self._marks.split(text)):
+        parts = self._marks.split(text) if MARK in text else [text]
+        for number, part in enumerate(parts):
             if number % 2:
                 ids += self._literally(part.replace(MARK, "")) if len(part) > 1 else []
             elif part:

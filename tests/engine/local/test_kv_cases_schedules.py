@@ -188,6 +188,7 @@ def test_batches_over_moving_blocks_have_the_bits_of_batches_over_kept_ones(tiny
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(600)
 def test_two_hundred_more_schedules_have_the_same_bits(tiny, tmp_path):
     """The same with other seeds."""
     loaded = [_kept_and_moved(tiny.loaded, tmp_path, seed) for seed in ALL]
@@ -257,6 +258,7 @@ def test_calls_over_moving_blocks_have_the_bits_of_calls_over_kept_ones(tiny, st
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(600)
 def test_two_hundred_more_conversations_have_the_same_bits(tiny, start, ask, tmp_path):
     """The same with other seeds."""
     loaded = [_engines_agree(tiny, start, ask, tmp_path, seed) for seed in range(4, 204)]

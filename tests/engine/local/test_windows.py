@@ -478,7 +478,7 @@ def test_calls_that_would_send_each_other_back_run_side_by_side(windowed, ask):
     for freeing in (True, False):
         with one.engine(16, freeing=freeing, speculate=False) as engine:
             asked = []
-            engine.admit_by(lambda demand, asked=asked: asked.append(demand.own_bytes) or True)
+            engine._batch.admission.admit = lambda demand, asked=asked: asked.append(demand.own_bytes) or True
             streams = [
                 engine.submit(ask(text_of(i, 100), sampling=never_ends, task=f"t{i}", session=f"s{i}"))
                 for i in range(2)
