@@ -186,7 +186,7 @@ def agent(kv: AgentKV, name: str, turns: int) -> None:
             request = Request(messages=tuple(messages), sampling=Sampling(max_tokens=24))
             answer = kv.submit(request).result(60)
             usage = answer.usage
-            print(f"{name}: {usage.input_tokens} tokens, {usage.cached_tokens} cached")
+            print(f"{name}: {usage.input_tokens} tokens, {usage.cached_tokens} cached\n", end="")  # whole lines
             with kv.tool("pytest", args={"cmd": "pytest -q"}, expect_s=1):
                 time.sleep(1)
             messages += [

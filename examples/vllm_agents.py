@@ -179,9 +179,8 @@ def agent(kv: AgentKV, name: str, turns: int) -> None:
             request = Request(messages=tuple(messages), sampling=Sampling(max_tokens=12))
             answer = kv.submit(request).result(300)
             timing, usage = answer.timing, answer.usage
-            print(
-                f"{name}: {usage.input_tokens} tokens, {usage.cached_tokens} cached, first token {timing.ttft_s:.2f} s"
-            )
+            told = f"{usage.input_tokens} tokens, {usage.cached_tokens} cached, first token {timing.ttft_s:.2f} s"
+            print(f"{name}: {told}\n", end="")  # agents are threads: each line is written whole
             with kv.tool("pytest", args={"cmd": "pytest -q"}, expect_s=4):
                 time.sleep(4)
             messages += [
