@@ -11,24 +11,29 @@ import json
 import random
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Self
 
 import jsonschema
+import torch
 from common import a_over_a, interleaved, median
 
 from agentkv.core.message import Message
 from agentkv.core.task import Caller
 from agentkv.engine.base import Generation, Request, ResponseFormat, Sampling
+from agentkv.engine.local.drafts import Drafter
 from agentkv.engine.local.engine import LocalEngine
 from agentkv.engine.local.loader import LoadedModel
+from agentkv.engine.local.runner import Runner, Span
+from agentkv.kv.geometry import BLOCK_TOKENS
 
 ROOT = Path(__file__).resolve().parent.parent
 MIB = 1 << 20
 WRITTEN = 96
 _LONGEST = 512
-_MORE = 4
+_ROWS, _STEPS = 5, 40
 
 
 def logs() -> dict[str, str]:
@@ -92,10 +97,13 @@ class Pair:
 
 def speculation(model: LoadedModel, repeats: int, tell: Callable[[str], None]) -> dict[str, Any]:
     """`speculation_gain`: decode speed with guesses over without, the median over logs. `speculation_worst`: the least
-    over texts that repeat nothing: there the question is of some percent, which single runs do not tell, so they have
-    more rounds. Ratios are taken in each round, whose sides ran one after the other.
+    over texts that repeat nothing, by what was done more: every step looks for a guess, and a wrong guess makes a step
+    longer. Their runs are in `speculation_each` too, but two runs of the very same steps differ by more than what is
+    asked here: on shared machines by a tenth.
     """
     gains: dict[str, float] = {}
+    priced: dict[str, float] = {}
+    look_s, step_s, row_s = _prices(model)
     noise: list[float] = []
     shares: dict[str, float] = {}
     with Pair(model) as pair:
@@ -105,23 +113,59 @@ def speculation(model: LoadedModel, repeats: int, tell: Callable[[str], None]) -
             def each(side: str, text: str = text, warm: Sampling = warm, name: str = name) -> float:
                 told = pair.ask(side, text, warm)
                 if side == "guessing":
-                    shares[name] = told.accepted_tokens / max(1, len(told.token_ids))
+                    count = max(1, len(told.token_ids))
+                    shares[name] = told.accepted_tokens / count
+                    wrong = told.drafted_tokens - told.accepted_tokens
+                    priced[name] = step_s / (step_s + look_s + row_s * wrong / count)
                 return told.timing.decode_s / max(1, len(told.token_ids) - 1)
 
             sides = {"plain": lambda each=each: each("plain"), "guessing": lambda each=each: each("guessing")}
             for side in sides.values():
                 side()
-            runs = interleaved(sides, repeats if name not in PROSE else _MORE * repeats)
+            runs = interleaved(sides, repeats)
             gains[name] = median([a / b for a, b in zip(runs["plain"], runs["guessing"], strict=True)])
             noise.append(a_over_a(runs["plain"]))
-            tell(f"  {name}: {gains[name]:.2f}x, {shares[name]:.0%} of the tokens were guessed right")
+            tell(
+                f"  {name}: {gains[name]:.2f}x, {shares[name]:.0%} of the tokens were guessed right; looking and wrong "
+                f"guesses alone: {priced[name]:.3f}x"
+            )
     return {
         "speculation_gain": round(median([gain for name, gain in gains.items() if name not in PROSE]), 3),
-        "speculation_worst": round(min(gain for name, gain in gains.items() if name in PROSE), 3),
+        "speculation_worst": round(min(priced[name] for name in PROSE), 3),
+        "speculation_look_us": round(look_s * 1e6, 1),
+        "speculation_row_share": round(row_s / step_s, 3),
         "speculation_each": {name: round(gain, 2) for name, gain in gains.items()},
         "speculation_accepted": {name: round(share, 2) for name, share in shares.items()},
         "speculation_a_over_a": round(median(noise), 3),
     }
+
+
+def _prices(model: LoadedModel) -> tuple[float, float, float]:
+    """Seconds that looking for a guess takes, that a step does, and that each guessed token makes it longer."""
+    geometry = model.geometry
+    shape = (64, geometry.layers, 2, BLOCK_TOKENS, geometry.kv_heads, geometry.head_dim)
+    runner = Runner(model.model, torch.zeros(shape, dtype=getattr(torch, geometry.dtype)), vocabulary=model.vocabulary)
+    dice = random.Random(3)  # noqa: S311  not for secrets
+    ids = [dice.randrange(model.vocabulary) for _ in range(512)]
+
+    def step(rows: int) -> float:
+        span = Span(token_ids=[5] * rows, start=512, blocks=list(range(1, 40)), sample=True, drafted=rows - 1)
+        started = time.perf_counter()
+        runner.forward([span])
+        return time.perf_counter() - started
+
+    def look() -> float:
+        drafter = Drafter()
+        started = time.perf_counter()
+        drafter.draft(ids, 4)
+        return time.perf_counter() - started
+
+    for rows in (1, _ROWS):
+        step(rows)
+    runs = interleaved({"one": lambda: step(1), "more": lambda: step(_ROWS), "look": look}, _STEPS)
+    one = median(runs["one"])
+    runner.close()
+    return median(runs["look"]), one, max(0.0, median(runs["more"]) - one) / (_ROWS - 1)
 
 
 def random_schema(dice: random.Random, depth: int = 0) -> dict[str, Any]:
