@@ -13,10 +13,9 @@ from types import ModuleType
 import pytest
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
+# a shell starts what runs in its background deaf to Ctrl-C, and with it the programs that tests send one
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN and threading.current_thread() is threading.main_thread():
-    signal.signal(
-        signal.SIGINT, signal.default_int_handler
-    )  # a shell starts what runs in its background deaf to Ctrl-C
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(autouse=True)
