@@ -201,14 +201,14 @@ def edit(folder: Path, name: str, **changes: Any) -> None:
 
 
 class Oracle:
-    """What transformers computes: eager attention, float32, no cache."""
+    """What transformers computes: eager attention, float32, no cache. `options` go to from_pretrained."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, **options: Any) -> None:
         import torch
         from transformers import AutoModelForCausalLM
 
         self.model = AutoModelForCausalLM.from_pretrained(
-            folder, dtype=torch.float32, attn_implementation="eager", local_files_only=True
+            folder, dtype=torch.float32, attn_implementation="eager", local_files_only=True, **options
         ).eval()
 
     def logits(self, ids: list[int]) -> Any:

@@ -38,13 +38,10 @@ TEXT = _CALLS.replace(
 ITEMS = _CALLS.replace(
     "ARGUMENTS", "{{ c.function.name }}({% for k, v in c.function.arguments.items() %}{{ k }}={{ v }}{% endfor %})"
 )
-PYTHON = _CALLS.replace("tools | tojson", "tools").replace("ARGUMENTS", "{{ c }}")  # as Python spells it
-ASCII = _CALLS.replace("tojson", "tojson(ensure_ascii=true)").replace(
-    "ARGUMENTS", "{{ c | tojson(ensure_ascii=true) }}"
-)
-CUT = MAPPING.replace(
-    "m.content", "m.content.split('<|endoftext|>')[-1]"
-)  # as thoughts are cut off where they are a token
+PYTHON = _CALLS.replace("tools | tojson", "tools").replace("ARGUMENTS", "{{ c }}")
+ASCII = _CALLS.replace("ARGUMENTS", "{{ c | tojson }}").replace("tojson", "tojson(ensure_ascii=true)")
+# as thoughts are cut off where their end is a token
+CUT = MAPPING.replace("m.content", "m.content.split('<|endoftext|>')[-1]")
 TEMPLATES = {"plain": PLAIN, "mapping": MAPPING, "text": TEXT}
 HOSTILE = {**TEMPLATES, "python": PYTHON, "ascii": ASCII, "cut": CUT}
 

@@ -354,16 +354,8 @@ def test_a_quantisation_that_nobody_tried_is_refused(models, tmp_path):
 
 def _answers_as_transformers(models, folder, loaded):
     """Greedy tokens of the engine against transformers' own cacheless forward of the same quantised model."""
-    from transformers import AutoModelForCausalLM
-
-    own = AutoModelForCausalLM.from_pretrained(
-        folder, dtype=torch.float32, attn_implementation="eager", device_map={"": "cpu"}
-    ).eval()
-    ids = list(loaded.tokenizer("Hello there, you")["input_ids"])
-    out = []
-    with torch.inference_mode():
-        while len(out) < 12 and not (out and out[-1] == 257):
-            out.append(int(own(input_ids=torch.tensor([ids + out]), use_cache=False).logits[0, -1].argmax()))
+    own = models.Oracle(folder, device_map={"": "cpu"})
+    out = own.greedy(list(loaded.tokenizer("Hello there, you")["input_ids"]), 12)
     with _engine(loaded) as engine:
         assert out == list(engine.submit(_raw("Hello there, you", 12)).result(60).token_ids)
 
