@@ -12,20 +12,31 @@ from agentkv.clock import SystemClock
 from agentkv.core.forecast import Forecast
 from agentkv.core.hint import Hint, HintKind, ToolFacts
 
-QUICK_S = 1.0
-"""Anything that waits for nothing takes less than this, on a loaded machine too."""
+QUICK_S = 8.0
+"""Anything that waits for no action takes less than this, on a loaded machine too; an action that hangs has longer."""
+HANGS_S = 60.0
+SOON_S = 0.2
 
 
 @pytest.fixture
-def adapter(llama, monkeypatch):
-    monkeypatch.setattr("agentkv.adapters.llamacpp.ACTION_S", 0.6)
-    monkeypatch.setattr("agentkv.adapters.llamacpp.CALL_S", 0.2)
-    monkeypatch.setattr("agentkv.adapters.llamacpp.TOGETHER_S", 0.2)
-    monkeypatch.setattr("agentkv.adapters.llamacpp.CLOSE_S", 0.1)
+def bounds(monkeypatch):
+    """How long things may take, set while a test goes on: what hangs is waited for shortly, what is answered is not hurried."""
+
+    def put(**seconds):
+        for name, value_s in seconds.items():
+            monkeypatch.setattr(f"agentkv.adapters.llamacpp.{name}", value_s)
+
+    put(ACTION_S=HANGS_S, CALL_S=QUICK_S, TOGETHER_S=QUICK_S)
     monkeypatch.setattr("agentkv.adapters.slot_work.FIRST_LOOK_S", 0.05)
-    made = LlamaCpp(llama.url, clock=SystemClock(), room_s=60.0)
+    return put
+
+
+@pytest.fixture
+def adapter(llama, bounds):
+    made = LlamaCpp(llama.url, clock=SystemClock(), room_s=HANGS_S)
     yield made
     llama.goes_on.set()
+    bounds(CLOSE_S=0.1)
     made.close()
 
 
@@ -50,56 +61,75 @@ def failed(deeds):
     return [(deed.kind, deed.session) for deed in deeds if deed.outcome is Outcome.FAILED]
 
 
-def test_hints_of_others_do_not_wait_for_an_action_that_hangs(adapter, llama):
-    """Each is delivered at once, also while the hanging one has 30 s; only its own session has a failed receipt."""
+def hangs(adapter, llama, bounds, *sessions, gives_up_s=HANGS_S):
+    """The saves of these sessions, in slots 0, 1, ..., are asked for and not answered."""
+    llama.hung = {("save", slot) for slot in range(len(sessions))}
+    bounds(TOGETHER_S=SOON_S, ACTION_S=gives_up_s)
+    told = [tell(adapter, "tool_start", session) for session in sessions]
+    while len([deed for deed, *_ in llama.deeds if deed == "save"]) < len(sessions):
+        time.sleep(0.01)
+    bounds(TOGETHER_S=QUICK_S, ACTION_S=HANGS_S)
+    return told
+
+
+def test_hints_of_others_do_not_wait_for_an_action_that_hangs(adapter, llama, bounds):
+    """Each is delivered at once, also while the hanging one has a minute."""
     llama.turn(adapter, "a")
     llama.turn(adapter, "b")
-    llama.hung = {("save", 0)}
-    first = tell(adapter, "tool_start", "a")
+    (first,) = hangs(adapter, llama, bounds, "a")
     assert Outcome.ADVISORY is first.outcome
     assert "under way: save slot 0" in first.detail
     began_s = time.monotonic()
     assert Outcome.APPLIED is tell(adapter, "tool_start", "b").outcome
     tell(adapter, "tool_end", "b")
+    bounds(TOGETHER_S=SOON_S)
     tell(adapter, "tool_end", "a")
-    assert time.monotonic() - began_s < 0.6 < QUICK_S
+    assert time.monotonic() - began_s < QUICK_S
+
+
+def test_an_action_that_hangs_costs_its_own_session_a_receipt(adapter, llama, bounds):
+    """And nobody else, whatever is done meanwhile."""
+    llama.turn(adapter, "a")
+    llama.turn(adapter, "b")
+    hangs(adapter, llama, bounds, "a", gives_up_s=0.6)
+    tell(adapter, "tool_start", "b")
+    tell(adapter, "tool_end", "b")
     assert [("save", "a")] == failed(deeds_until(adapter, failed))
     adapter._pool.check()
 
 
-def test_calls_of_others_do_not_wait_for_an_action_that_hangs(adapter, llama):
+def test_calls_of_others_do_not_wait_for_an_action_that_hangs(adapter, llama, bounds):
     """They have the other slot, at once and again and again."""
     llama.turn(adapter, "a")
     llama.turn(adapter, "b")
-    llama.hung = {("save", 0)}
-    tell(adapter, "tool_start", "a")
+    hangs(adapter, llama, bounds, "a")
+    began_s = time.monotonic()
     for _ in range(3):
-        began_s = time.monotonic()
         assert {"id_slot": 1} == llama.turn(adapter, "b")
-        assert time.monotonic() - began_s < QUICK_S
+    assert time.monotonic() - began_s < QUICK_S
 
 
-def test_the_session_whose_restore_hangs_calls_without_its_slot(adapter, llama):
+def test_the_session_whose_restore_hangs_calls_without_its_slot(adapter, llama, bounds):
     """After a small bound, and at once the next time; the server computes its context wherever it likes."""
     llama.turn(adapter, "a")
     llama.turn(adapter, "b")
     tell(adapter, "tool_start", "a")
     llama.turn(adapter, "c")
     llama.hung = {("restore", 0), ("restore", 1)}
+    bounds(CALL_S=SOON_S, ACTION_S=0.6)
     began_s = time.monotonic()
     assert {} == adapter.fields("a")
     assert {} == adapter.fields("a")
-    assert time.monotonic() - began_s < 2 * QUICK_S
+    assert time.monotonic() - began_s < QUICK_S
     deeds_until(adapter, lambda deeds: ("restore", "a") in failed(deeds))
     assert "" == adapter._pool.sessions["a"].file
 
 
-def test_a_slot_of_which_nobody_knows_what_it_holds_is_erased_before_it_is_used(adapter, llama):
+def test_a_slot_of_which_nobody_knows_what_it_holds_is_erased_before_it_is_used(adapter, llama, bounds):
     """Once the server answers for it: never restored into blindly."""
     llama.turn(adapter, "a", 1111)
     llama.turn(adapter, "b")
-    llama.hung = {("save", 0)}
-    tell(adapter, "tool_start", "a")
+    hangs(adapter, llama, bounds, "a", gives_up_s=0.6)
     deeds_until(adapter, failed)
     llama.hung = set()
     llama.goes_on.set()
@@ -110,14 +140,13 @@ def test_a_slot_of_which_nobody_knows_what_it_holds_is_erased_before_it_is_used(
     assert ["save", "erase"] == [deed for deed, slot, _ in llama.deeds if slot == 0]
 
 
-def test_a_slot_that_computes_is_not_learned_again(adapter, llama):
+def test_a_slot_that_computes_is_not_learned_again(adapter, llama, bounds):
     """Its action may still be queued behind what it computes."""
     processing = [True]
     llama.turn(adapter, "a")
     llama.turn(adapter, "b")
-    llama.hung = {("save", 0)}
-    tell(adapter, "tool_start", "a")
     llama.routes["GET /slots"] = lambda _: (200, [{"id": slot, "is_processing": processing[0]} for slot in llama.slots])
+    hangs(adapter, llama, bounds, "a", gives_up_s=0.6)
     deeds_until(adapter, failed)
     asked = len(llama.asked)
     while len([one for one in llama.asked[asked:] if one.path == "/slots"]) < 2:
@@ -128,24 +157,23 @@ def test_a_slot_that_computes_is_not_learned_again(adapter, llama):
     assert [0] == adapter._pool.free_slots()
 
 
-def test_with_every_slot_hanging_calls_go_without_one(adapter, llama):
+def test_with_every_slot_hanging_calls_go_without_one(adapter, llama, bounds):
     """They do not wait for room as they do while others compute."""
     llama.turn(adapter, "a")
     llama.turn(adapter, "b")
-    llama.hung = {("save", 0), ("save", 1)}
-    tell(adapter, "tool_start", "a")
-    tell(adapter, "tool_start", "b")
+    hangs(adapter, llama, bounds, "a", "b")
+    bounds(CALL_S=SOON_S)
     began_s = time.monotonic()
     assert {} == adapter.fields("c")
     assert time.monotonic() - began_s < QUICK_S
 
 
-def test_the_end_of_a_session_that_moves_leaves_nothing_behind(adapter, llama):
+def test_the_end_of_a_session_that_moves_leaves_nothing_behind(adapter, llama, bounds):
     """It is erased when what it waits for has been answered."""
     llama.turn(adapter, "a", 1111)
     llama.turn(adapter, "b")
-    llama.hung = {("save", 0)}
-    tell(adapter, "tool_start", "a")
+    hangs(adapter, llama, bounds, "a")
+    bounds(TOGETHER_S=SOON_S)
     tell(adapter, "session_end", "a")
     llama.goes_on.set()
     deeds_until(adapter, lambda deeds: [d.kind for d in deeds if d.session == "a"] == ["save", "erase", "save"])
@@ -153,12 +181,11 @@ def test_the_end_of_a_session_that_moves_leaves_nothing_behind(adapter, llama):
     assert {0} == set(llama.files.values())
 
 
-def test_closing_does_not_wait_for_what_hangs(adapter, llama):
+def test_closing_does_not_wait_for_what_hangs(adapter, llama, bounds):
     """A moment for what is nearly done, and no more."""
     llama.turn(adapter, "a")
     llama.turn(adapter, "b")
-    llama.hung = {("save", 0)}
-    tell(adapter, "tool_start", "a")
+    hangs(adapter, llama, bounds, "a")
     began_s = time.monotonic()
     adapter.close()
     assert time.monotonic() - began_s < QUICK_S
