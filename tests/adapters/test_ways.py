@@ -30,7 +30,7 @@ def kv():
 
 
 def until(condition):
-    ends = time.monotonic() + 5
+    ends = time.monotonic() + 20
     while not condition() and time.monotonic() < ends:
         time.sleep(0.005)
     assert condition()

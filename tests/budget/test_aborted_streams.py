@@ -102,5 +102,5 @@ def test_a_stream_that_nobody_reads_but_nobody_stops_is_billed_whole(kv, gate):
         stream = kv.submit(ASK)
         gate.let(9)
         next(iter(stream))
-        stream.result(5)
+        stream.result(20)
     assert [("ok", 0, 8)] == lines(kv)

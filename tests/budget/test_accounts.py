@@ -55,7 +55,7 @@ def used(purses, task, calls=2):
 def test_a_prune_takes_accounts_of_which_the_ledger_knows_nothing(url, database, purses):
     """Not those with facts, nor those in which something is set aside or for which somebody waits."""
     with AgentKV.with_engine(ScriptedEngine(itertools.repeat("y")), ledger=url) as kv, kv.task("facts", budget=LIMITS):
-        kv.submit(Request(prompt="why", sampling=Sampling(max_tokens=2))).result(10)
+        kv.submit(Request(prompt="why", sampling=Sampling(max_tokens=2))).result(20)
     used(purses, "gone")
     used(purses, "held").reserve(1)
     used(purses, "waited for")._purse.join("calls", 1)
@@ -76,7 +76,7 @@ def test_no_prune_gives_an_api_key_its_budget_back(database, purses):
 def test_pruning_the_ledger_prunes_its_accounts(url, database, purses):
     """An account goes with its task's facts, whether the bill is kept or not."""
     with AgentKV.with_engine(ScriptedEngine(itertools.repeat("y")), ledger=url) as kv, kv.task("t", budget=LIMITS):
-        kv.submit(Request(prompt="why", sampling=Sampling(max_tokens=2))).result(10)
+        kv.submit(Request(prompt="why", sampling=Sampling(max_tokens=2))).result(20)
     assert ["t"] == accounts_in(purses)
     prune(database, older_than_s=-3600, keep_bills=True)
     assert [] == accounts_in(purses)

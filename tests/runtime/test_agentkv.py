@@ -46,10 +46,10 @@ def kv():
 def test_calls_inside_a_task_are_billed_to_it(kv):
     """The bill holds each call with its tokens, and nothing of another task."""
     with kv.task("a", final=False):
-        kv.submit(ask("hello")).result(5)
-        kv.submit(ask("hello again")).result(5)
+        kv.submit(ask("hello")).result(20)
+        kv.submit(ask("hello again")).result(20)
     with kv.task("b", final=False):
-        kv.submit(ask("other")).result(5)
+        kv.submit(ask("other")).result(20)
     assert 2 == kv.report("a").usage.calls
     assert 1 == kv.report("b").usage.calls
     assert kv.report("a").usage.output_tokens == 2 * kv.report("b").usage.output_tokens
@@ -59,7 +59,7 @@ def test_a_call_outside_any_task_is_unattributed(kv):
     """Unknown callers never land on another task's bill."""
     with kv.task("a", final=False):
         pass
-    kv.submit(ask("who am I")).result(5)
+    kv.submit(ask("who am I")).result(20)
     assert 0 == kv.report("a").usage.calls
     assert 1 == kv.report("unattributed").usage.calls
 
@@ -67,7 +67,7 @@ def test_a_call_outside_any_task_is_unattributed(kv):
 def test_a_users_own_thread_is_unattributed_not_guessed(kv):
     """A thread pool loses the context variables; its calls go to nobody rather than to somebody else."""
     with kv.task("a", final=False):
-        thread = threading.Thread(target=lambda: kv.submit(ask("from a thread")).result(5))
+        thread = threading.Thread(target=lambda: kv.submit(ask("from a thread")).result(20))
         thread.start()
         thread.join()
     assert 0 == kv.report("a").usage.calls
@@ -78,8 +78,8 @@ def test_tasks_nest_and_the_inner_one_counts(kv):
     """The nearest explicit task is the caller."""
     with kv.task("outer", final=False):
         with kv.task("inner", final=False):
-            kv.submit(ask("x")).result(5)
-        kv.submit(ask("y")).result(5)
+            kv.submit(ask("x")).result(20)
+        kv.submit(ask("y")).result(20)
     assert 1 == kv.report("inner").usage.calls
     assert 1 == kv.report("outer").usage.calls
 
@@ -165,7 +165,7 @@ def test_a_subscriber_that_fails_disturbs_nobody(kv):
     kv.subscribe(bad)
     with kv.task("t"), kv.tool("x"):
         pass
-    kv.submit(ask("still works")).result(5)
+    kv.submit(ask("still works")).result(20)
 
 
 def test_progress_outside_its_range_is_ignored(kv):
@@ -179,7 +179,7 @@ def test_progress_outside_its_range_is_ignored(kv):
 def test_a_final_task_is_destroyed_and_can_be_finished_twice(kv):
     """`finish` is idempotent, also for keys that never were."""
     with kv.task("t"):
-        kv.submit(ask("x")).result(5)
+        kv.submit(ask("x")).result(20)
     kv.finish("t")
     kv.finish("never-heard-of")
     assert 1 == kv.report("t").usage.calls
@@ -188,7 +188,7 @@ def test_a_final_task_is_destroyed_and_can_be_finished_twice(kv):
 def test_a_tasks_priority_reaches_its_requests(kv):
     """A foreground task's calls are foreground calls."""
     with kv.task("t", priority=PriorityClass.FOREGROUND):
-        kv.submit(ask("x")).result(5)
+        kv.submit(ask("x")).result(20)
     assert PriorityClass.FOREGROUND == kv.engine.requests[-1].priority
 
 
@@ -233,7 +233,7 @@ def test_a_prompt_that_does_not_extend_the_last_one_is_counted(kv):
     with kv.task("t"):
         for minute in range(3):
             system = Message(role="system", content=f"It is 12:0{minute}. " + "You are careful. " * 20)
-            kv.submit(Request(messages=(system, Message(role="user", content="Go on.")))).result(5)
+            kv.submit(Request(messages=(system, Message(role="user", content="Go on.")))).result(20)
     assert before + 2 == kv.stats()["counters"]["prefix_broken"]
 
 
@@ -260,7 +260,7 @@ def test_a_task_without_an_outcome_is_of_the_type_that_it_was_given():
     """Abandoned: it is charged to the completed ones of its type, also where the type was told later."""
     with AgentKV.with_engine(ScriptedEngine(["ok"] * 3)) as kv:
         with kv.task("t", type="invoice"):
-            kv.submit(ask("x")).result(5)
+            kv.submit(ask("x")).result(20)
         with kv.task("late", final=False):
             pass
         with kv.task("late", type="invoice", final=False):
@@ -288,7 +288,7 @@ def _no_room(*_):
 def test_a_branch_waits_with_the_session_it_was_sent_from(kv):
     """A tool in a sent branch has no session of its own: the context that waits is its parent's."""
     with kv.task("t", final=False):
-        answer = kv.submit(ask("x")).result(5)
+        answer = kv.submit(ask("x")).result(20)
     assert answer.session == last_session_of(kv.engine, Caller(task="t", branch="send:1|send:2"))
     assert last_session_of(kv.engine, Caller(task="other", branch="a|b")) is None
 
@@ -297,7 +297,7 @@ def test_a_call_without_max_tokens_may_write_what_is_left_of_the_budget(kv):
     """No limit of its own means no more than the task has, never the whole context."""
     request = Request(messages=(Message(role="user", content="hello"),))
     with kv.task("t", budget=Budget(tokens=6), final=False):
-        kv.submit(request).result(5)
+        kv.submit(request).result(20)
         sent = kv.engine.requests[-1]
         assert sent.sampling.max_tokens is not None
         assert sent.sampling.max_tokens + kv.engine.count_tokens(request) == 6
@@ -310,7 +310,7 @@ def test_scopes_of_one_key_share_an_account_and_the_last_one_ends_the_task(kv):
     """A nested scope neither resets the budget nor destroys what the outer one still uses."""
     with kv.task("n", budget=Budget(model_calls=1)):
         with kv.task("n"):
-            kv.submit(ask("x")).result(5)
+            kv.submit(ask("x")).result(20)
         with pytest.raises(BudgetExceeded):
             kv.submit(ask("y"))
     late = kv._books.account("n")
@@ -322,7 +322,7 @@ def test_a_new_scope_after_the_end_is_a_new_task_with_a_new_account(kv):
     """A key may be used again; what an earlier run spent is not held against it."""
     for _ in range(2):
         with kv.task("again", budget=Budget(model_calls=1)):
-            kv.submit(ask("x")).result(5)
+            kv.submit(ask("x")).result(20)
 
 
 def test_scopes_that_end_in_another_order_leave_nobody_behind(kv):
@@ -346,7 +346,7 @@ def test_tasks_that_nobody_finishes_do_not_pile_up(kv, monkeypatch):
     monkeypatch.setattr("agentkv.runtime.books.MAX_IDLE_TASKS", 5)
     for n in range(20):
         with kv.task(f"run-{n}", final=False):
-            kv.submit(ask("x")).result(5)
+            kv.submit(ask("x")).result(20)
     assert len(kv._books._open) <= 6
     assert "run-19" in kv._books._open
 
@@ -364,7 +364,7 @@ def test_a_finish_at_any_moment_never_reaches_the_agent(kv):
     try:
         with kv.task("r", final=False):
             for _ in range(45):
-                kv.submit(ask("x")).result(5)
+                kv.submit(ask("x")).result(20)
                 with kv.tool("t"):
                     pass
     finally:
@@ -394,7 +394,7 @@ def test_a_log_that_cannot_be_written_breaks_nothing(monkeypatch):
 def test_a_requests_own_priority_stands(kv):
     """A background summary inside a foreground task is a background call."""
     with kv.task("t", priority=PriorityClass.FOREGROUND):
-        kv.submit(Request(prompt="summary", priority=PriorityClass.BATCH)).result(5)
+        kv.submit(Request(prompt="summary", priority=PriorityClass.BATCH)).result(20)
     assert PriorityClass.BATCH == kv.engine.requests[-1].priority
 
 
@@ -402,10 +402,10 @@ def test_two_unrelated_prompts_are_no_broken_prefix(kv):
     """Nodes with prompts of their own are ordinary, and calls of nobody are compared with nothing."""
     before = kv.stats()["counters"].get("prefix_broken", 0)
     with kv.task("t"):
-        kv.submit(ask("Which test failed?")).result(5)
-        kv.submit(ask("Which fruit is red?")).result(5)
-    kv.submit(ask("x one")).result(5)
-    kv.submit(ask("x two")).result(5)
+        kv.submit(ask("Which test failed?")).result(20)
+        kv.submit(ask("Which fruit is red?")).result(20)
+    kv.submit(ask("x one")).result(20)
+    kv.submit(ask("x two")).result(20)
     assert before == kv.stats()["counters"].get("prefix_broken", 0)
 
 

@@ -127,7 +127,7 @@ def test_a_call_that_no_longer_fits_into_its_task_stops_waiting_for_its_type(kv)
         account.budget = Budget(model_calls=0)
         held.release()
         with pytest.raises(BudgetExceeded, match="task 't'"):
-            waits.result(10)
+            waits.result(20)
     until_nobody_waits()
 
 

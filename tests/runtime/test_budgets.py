@@ -51,7 +51,7 @@ def kv():
 def test_a_closing_turn_says_what_was_said_last_and_costs_nothing(kv):
     """No model is asked; finish_reason is stop."""
     with kv.task("t", budget=Budget(model_calls=0, on_exceeded="finish"), final=False):
-        answer = kv.submit(asking("why?", "Because of rounding.", "sure?")).result(10)
+        answer = kv.submit(asking("why?", "Because of rounding.", "sure?")).result(20)
     assert ("budget", "stop", ()) == (answer.stopped_by, answer.finish_reason, answer.tool_calls)
     assert "Because of rounding." in answer.text
     assert (0, [], 0) == (answer.usage.total_tokens, kv.engine.requests, len(kv.report("t").calls))
@@ -90,12 +90,12 @@ def test_a_call_that_waits_too_long_is_refused_and_one_that_is_cancelled_is_gone
     """Neither holds anything afterwards."""
     short = Budget(tokens=0, on_exceeded="queue", wait_s=0.01)
     with kv.task("t", budget=short, final=False), pytest.raises(BudgetExceeded, match="Waited"):
-        kv.submit(asking("one")).result(10)
+        kv.submit(asking("one")).result(20)
     with kv.task("u", budget=Budget(tokens=0, on_exceeded="queue"), final=False):
         stream = kv.submit(asking("one"))
         stream.cancel()
         with pytest.raises(GenerationCancelled):
-            stream.result(10)
+            stream.result(20)
         kv.budgets.grant("u", tokens=100)
         until_nobody_waits()
         assert kv.budgets.left("u") == {"tokens": 100}
@@ -109,7 +109,7 @@ def test_a_call_that_waits_ends_when_its_kv_is_closed():
         stream = kv.submit(asking("one"))
     kv.close()
     with pytest.raises(Closed):
-        stream.result(10)
+        stream.result(20)
 
 
 def test_a_grant_lets_a_task_go_on_that_was_over(kv):
@@ -118,12 +118,12 @@ def test_a_grant_lets_a_task_go_on_that_was_over(kv):
         for _ in range(2):
             with pytest.raises(BudgetExceeded), kv.tool("look"):
                 pass
-            last = kv.submit(asking("well?")).result(10)
+            last = kv.submit(asking("well?")).result(20)
         assert last.stopped_by == "budget"
         kv.budgets.grant("t", tool_calls=1)
         with kv.tool("look"):
             pass
-        assert kv.submit(asking("well?")).result(10).text == "yes"
+        assert kv.submit(asking("well?")).result(20).text == "yes"
 
 
 def test_a_new_budget_lets_a_task_go_on_that_was_over(kv):
@@ -132,9 +132,9 @@ def test_a_new_budget_lets_a_task_go_on_that_was_over(kv):
         for _ in range(2):
             with pytest.raises(BudgetExceeded), kv.tool("look"):
                 pass
-            kv.submit(asking("well?")).result(10)
+            kv.submit(asking("well?")).result(20)
     with kv.task("t", budget=Budget(tool_calls=1), final=False):
-        assert kv.submit(asking("well?")).result(10).text == "yes"
+        assert kv.submit(asking("well?")).result(20).text == "yes"
 
 
 def test_the_soft_mark_is_told_once_at_the_tail_and_the_prompt_only_grows(kv):
@@ -142,7 +142,7 @@ def test_the_soft_mark_is_told_once_at_the_tail_and_the_prompt_only_grows(kv):
     said = ["first question"]
     with kv.task("t", budget=Budget(model_calls=5, soft=0.5), final=False):
         for number in range(4):
-            said.append(kv.submit(asking(*said)).result(10).text)
+            said.append(kv.submit(asking(*said)).result(20).text)
             said.append(f"question {number}")
     prompts = [[m.content for m in request.messages] for request in kv.engine.requests]
     told = [sum("[budget]" in text for text in prompt) for prompt in prompts]
@@ -158,14 +158,14 @@ def test_money_holds_with_a_price_and_not_without():
         AgentKV.with_engine(ScriptedEngine(itertools.repeat("a b")), ledger="memory", prices=CENT_A_TOKEN) as kv,
         kv.task("t", budget=twenty_cents, final=False),
     ):
-        kv.submit(asking("hi", tokens=2)).result(10)
+        kv.submit(asking("hi", tokens=2)).result(20)
         spent = kv.report("t").calls[0].cost_usd
         assert kv.budgets.left() == {"usd": Decimal("0.20") - spent}
         with pytest.raises(BudgetExceeded, match="usd"):
             kv.submit(asking("hi", tokens=50))
     before = counters["budget_without_price"]
     with AgentKV.with_engine(Hosted(["yes"]), ledger="memory") as kv, kv.task("t", budget=Budget(usd=0), final=False):
-        assert kv.submit(asking("hi")).result(10).text == "yes"
+        assert kv.submit(asking("hi")).result(20).text == "yes"
     assert counters["budget_without_price"] == before + 1
 
 
@@ -174,19 +174,19 @@ def test_rounds_of_a_loop_are_capped_over_the_task_and_named_on_the_bill(kv):
     with kv.task("t", final=False):
         for _ in range(2):
             with kv.budgets.loop("reflection", limit=2):
-                kv.submit(asking("better?")).result(10)
+                kv.submit(asking("better?")).result(20)
         loop = kv.budgets.loop("reflection", limit=2)
         assert not loop.allowed
         with pytest.raises(BudgetExceeded, match="reflection"), loop:
             pass
-        kv.submit(asking("so?")).result(10)
+        kv.submit(asking("so?")).result(20)
     assert ["reflection", "reflection", ""] == [call.loop for call in kv.report("t").calls]
 
 
 def test_a_round_too_many_of_a_task_that_finishes_is_a_closing_turn(kv):
     """The node goes on; its model calls are not made."""
     with kv.task("t", budget=Budget(retries=0, on_exceeded="finish"), final=False), kv.budgets.loop("retry"):
-        assert kv.submit(asking("again")).result(10).stopped_by == "budget"
+        assert kv.submit(asking("again")).result(20).stopped_by == "budget"
 
 
 def test_tasks_of_a_type_wait_for_their_place_and_get_its_budget(kv):
@@ -238,7 +238,7 @@ def test_what_a_call_did_not_use_goes_back_to_its_type_too(kv):
     """Settled in both accounts; a call that the engine refuses costs neither."""
     kv.budgets.limit("review", budget=Budget(tokens=1000))
     with kv.task("a", type="review", final=False):
-        used = kv.submit(asking("one", tokens=500)).result(10).usage.total_tokens
+        used = kv.submit(asking("one", tokens=500)).result(20).usage.total_tokens
         assert kv.budgets.left("type:review") == {"tokens": 1000 - used}
         with pytest.raises(BudgetExceeded), kv.task("a", type="review", budget=Budget(tokens=5), final=False):
             kv.submit(asking("two"))
@@ -271,7 +271,7 @@ def test_a_shared_budget_holds_over_two_programs(tmp_path):
             AgentKV.with_engine(ScriptedEngine(itertools.repeat("yes")), ledger=url) as kv,
             kv.task("t", budget=budget),
         ):
-            kv.submit(asking("hi")).result(10)
+            kv.submit(asking("hi")).result(20)
     with (
         AgentKV.with_engine(ScriptedEngine([]), ledger=url) as kv,
         kv.task("t", budget=budget),
@@ -288,7 +288,7 @@ def test_a_shared_budget_that_cannot_be_kept_refuses_before_anything_is_generate
     file = tmp_path / "ledger.sqlite"
     with AgentKV.with_engine(ScriptedEngine(itertools.repeat("yes")), ledger=f"sqlite:///{file}") as kv:
         with kv.task("shared", budget=Budget(model_calls=5, shared=True), final=False):
-            kv.submit(asking("go")).result(10)
+            kv.submit(asking("go")).result(20)
             other = sqlite3.connect(file, isolation_level=None)
             other.execute("BEGIN IMMEDIATE")
             try:
@@ -296,7 +296,7 @@ def test_a_shared_budget_that_cannot_be_kept_refuses_before_anything_is_generate
                     kv.submit(asking("go"))
             finally:
                 with kv.task("own", budget=Budget(model_calls=5)):
-                    kv.submit(asking("go")).result(10)
+                    kv.submit(asking("go")).result(20)
                 other.execute("ROLLBACK")
                 other.close()
         assert 2 == len(kv.engine.requests)

@@ -260,7 +260,7 @@ def test_a_call_cancelled_while_its_fold_is_made_never_starts(make_kv) -> None:
         stream = kv.submit(Request(messages=tuple(messages)))
         stream.cancel()
         with pytest.raises(GenerationCancelled):
-            stream.result(5)
+            stream.result(20)
         going_on.set()
     time.sleep(0.1)
     assert [] == [request for request in kv.engine.requests if request not in kv.engine.cancelled]
@@ -435,7 +435,7 @@ def test_parallel_calls_of_one_branch_each_get_their_own_messages(make_kv) -> No
             for step in range(10):
                 end = Message(role="user", content=f"worker {number} step {step}")
                 stream = kv.submit(Request(messages=(SYSTEM, GOAL, end)))
-                stream.result(10)
+                stream.result(20)
         errors.extend(
             "lost" for step in range(10) if f"worker {number} step {step}" not in sent_texts()
         )  # fmt: skip

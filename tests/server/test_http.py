@@ -35,7 +35,7 @@ class Gate:
             assert self.open.wait(10), "nobody opened the gate"
 
 
-def until(condition, within_s: float = 10) -> None:
+def until(condition, within_s: float = 20) -> None:
     end_s = time.monotonic() + within_s
     while not condition():
         assert time.monotonic() < end_s, "it never happened"

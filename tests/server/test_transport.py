@@ -32,7 +32,7 @@ class Gate:
             assert self.open.wait(10), "nobody opened the gate"
 
 
-def until(condition, within_s: float = 5) -> None:
+def until(condition, within_s: float = 20) -> None:
     """Wait for something that another thread is about to do."""
     end_s = time.monotonic() + within_s
     while not condition():

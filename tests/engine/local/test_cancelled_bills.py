@@ -134,7 +134,7 @@ def test_in_decode_the_step_under_way_is_used(served, tiny, seen):
     assert seen == len(stream.partial)
     stream.cancel()
     with pytest.raises(GenerationCancelled):
-        stream.result(5)
+        stream.result(20)
     gate.free()
     prompt = len(tiny.ids(TEXT))
     assert (prompt, 0, seen + 1) == _billed(kv)
@@ -257,7 +257,7 @@ def test_a_bill_waits_for_a_call_that_was_just_cancelled(served):
 
 def test_a_bill_waits_for_many_cancelled_calls_no_longer_than_for_one(served, monkeypatch):
     """Calls whose step does not end are not in it; the wait is one for all of them."""
-    monkeypatch.setattr(books, "_LEAVE_S", 0.2)
+    monkeypatch.setattr(books, "_LEAVE_S", 0.5)
     _, gate, kv = served()
     streams = [kv.submit(_asked(f"{number}. {TEXT}", most=50)) for number in range(8)]
     gate.inside()
@@ -265,7 +265,7 @@ def test_a_bill_waits_for_many_cancelled_calls_no_longer_than_for_one(served, mo
         stream.cancel()
     began_s = time.monotonic()
     assert () == kv.report("job").calls
-    assert 0.2 <= time.monotonic() - began_s < 1.0
+    assert 0.5 <= time.monotonic() - began_s < 3.0
 
 
 def test_close_bills_what_was_cancelled_and_not_settled(served):

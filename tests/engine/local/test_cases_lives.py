@@ -106,7 +106,7 @@ def test_calls_of_every_kind_can_be_cancelled_at_any_point(start, ask, tmp_path,
         for stream in calls:
             dice.choice([_cancel, _leave, _interrupt, _drop_task])(stream, dice)
             with contextlib.suppress(GenerationCancelled):  # some end before
-                stream.result(10)
+                stream.result(20)
             ended += 1
         for number in range(5):
             session = engine.last_session(Caller(task=f"t{number}"))

@@ -350,7 +350,7 @@ def test_cancelled_calls_free_everything_wherever_they_are(tiny, start, ask, tmp
             )
         for stream in streams:
             with contextlib.suppress(GenerationCancelled):  # a machine that stood still may have let one end
-                stream.result(5)
+                stream.result(20)
     stats = _idle(engine)
     assert 100 == stats["cancelled"] + stats["completed"]
     assert stats["cancelled"] > 50
@@ -367,7 +367,7 @@ def test_close_ends_pending_calls_and_is_idempotent(start, ask):
     engine.close()
     for stream in streams:
         with pytest.raises(Closed):
-            stream.result(5)
+            stream.result(20)
     with pytest.raises(Closed):
         engine.submit(ask("x"))
 
@@ -390,9 +390,9 @@ def test_a_step_that_fails_ends_its_calls_and_no_others(tiny, start, ask, monkey
     engine = start()
     monkeypatch.setattr(engine._runner, "forward", lambda _spans: 1 / 0)
     with pytest.raises(Exception, match="ZeroDivisionError"):
-        engine.submit(ask("x", 4)).result(10)
+        engine.submit(ask("x", 4)).result(20)
     monkeypatch.undo()
-    assert tiny.greedy("x", 4) == list(engine.submit(ask("x", 4)).result(10).token_ids)
+    assert tiny.greedy("x", 4) == list(engine.submit(ask("x", 4)).result(20).token_ids)
     _idle(engine)
 
 

@@ -140,7 +140,7 @@ def test_a_call_whose_start_raises_is_ended(tiny, start, ask, park):
 
     streams.gate, streams.compute_wait = threading.Event(), bad_wait
     with pytest.raises(ModelError, match="illegal memory access"):
-        engine.submit(ask(prompt, 4, task="a")).result(5)
+        engine.submit(ask(prompt, 4, task="a")).result(20)
     streams.gate.set()
     engine.tiers.quiesce(10)
     engine.tiers.check()
@@ -161,7 +161,7 @@ def test_a_call_whose_partial_block_cannot_be_reopened_is_ended(tiny, start, ask
 
     engine.tiers.reopen = bad_reopen
     with pytest.raises(ModelError, match="not leased"):
-        engine.submit(ask(prompt, 4, task="a")).result(5)
+        engine.submit(ask(prompt, 4, task="a")).result(20)
     engine.tiers.reopen = reopen
     engine.tiers.check()
     assert 0 == engine.stats()["kv"]["device"]["pinned"]
@@ -278,7 +278,7 @@ def test_a_call_whose_blocks_cannot_be_given_back_after_a_failed_load_is_ended(t
     streams.gate.set()
     prompt = _prompt(0, 100) + first.text + " more"
     with pytest.raises(ModelError, match="illegal memory access"):
-        engine.submit(ask(prompt, 6, task="a")).result(5)
+        engine.submit(ask(prompt, 6, task="a")).result(20)
     streams.gate = None
     assert tiny.greedy(prompt, 6) == list(engine.submit(ask(prompt, 6, task="a")).result(20).token_ids)
 

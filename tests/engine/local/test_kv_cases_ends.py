@@ -106,7 +106,7 @@ def test_cancelled_streams_leave_everything_as_it_was(  # noqa: PLR0917  fixture
         for stream in calls:
             dice.choice([_cancel, _cancel, _leave, _interrupted, _cancelled_task])(stream, dice)
             with contextlib.suppress(GenerationCancelled):  # a machine that stood still may have let one end
-                stream.result(5)
+                stream.result(20)
             ended += 1
         if dice.random() < 0.5:
             to = dice.choice([Tier.HOST, Tier.DISK])

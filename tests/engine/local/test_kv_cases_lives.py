@@ -85,7 +85,7 @@ class Life:
             time.sleep(self.dice.choice([0, 0.002, 0.01]))
             stream.cancel()
         with contextlib.suppress(GenerationCancelled):
-            stream.result(10)
+            stream.result(20)
 
     def branch(self):
         """An edited history: the context goes on from an earlier point."""

@@ -103,7 +103,7 @@ def test_an_engine_that_was_killed_fails_and_one_that_came_back_is_told(side, ad
         dead.bind(str(socket_path))
     began = time.monotonic()
     assert Outcome.FAILED is outcome(adapter, "tool_start")
-    assert time.monotonic() - began < 1
+    assert time.monotonic() - began < 4
     adapter.reset()
     again = Side(Sessions())
     again.open(socket_path)
