@@ -1,21 +1,23 @@
 """Guides: an answer is held to a grammar token by token, by llguidance.
 
 Covers: compiling (once for equal grammars), masks, what must come next, bytes of tokens. Does not cover: grammars
-(`grammar.py`), choosing (`sampler.py`). A mask takes some 10 us for a vocabulary of 50,000.
+(`grammar.py`), thoughts before an answer (`behind.py`), choosing (`sampler.py`). A mask takes some 10 us for a vocabulary of 50,000.
 """
 
 from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from agentkv.engine.local.behind import BehindThought, MarkTokens
 from agentkv.engine.local.grammar import Grammar
+from agentkv.engine.local.thoughts import Marks
 from agentkv.engine.local.tokeniser import Tokeniser
 from agentkv.errors import ExtraMissing, ModelError, RequestInvalid
 
@@ -29,15 +31,31 @@ class Guides:
     def __init__(self, tokeniser: Tokeniser, *, vocabulary: int, eos_ids: Collection[int]) -> None:
         self._tokeniser = tokeniser
         self._vocabulary = vocabulary
+        self._ends = frozenset(eos_ids)
         self._eos_ids = (
             sorted(eos_ids) or tokeniser.control_ids()[:1]
         )  # it asks for one; of a model without, any will do
         self._lock = threading.Lock()
         self._words: Any = None
         self._compiled: OrderedDict[str, Any] = OrderedDict()
+        self._marks: dict[Marks, MarkTokens] = {}
+
+    def behind(self, marks: Marks, grammar: Grammar, *, begun: bool) -> BehindThought:
+        """A new guide of an answer that may be thought about first; `begun`: the prompt has opened the thought."""
+        made = self._maker(grammar)
+        words = self._vocabulary_of(_llguidance())
+        with self._lock:
+            tokens = self._marks.get(marks)
+            if tokens is None:
+                raw = [self._raw(words, token) for token in range(self._vocabulary)]
+                tokens = self._marks[marks] = MarkTokens(marks, raw, ends=self._ends)
+        return BehindThought(made, tokens, begun=begun)
 
     def guide(self, grammar: Grammar) -> LLGuide:
         """A new guide. Raises RequestInvalid, naming the field, for what does not compile or cannot be held."""
+        return self._maker(grammar)()
+
+    def _maker(self, grammar: Grammar) -> Callable[[], LLGuide]:
         library = _llguidance()
         words = self._vocabulary_of(library)
         with self._lock:
@@ -50,14 +68,15 @@ class Guides:
                 self._compiled[grammar.lark] = matcher
                 if len(self._compiled) > _MOST_KEPT:
                     self._compiled.popitem(last=False)
-        return LLGuide(matcher.deep_copy())
+        return lambda: LLGuide(matcher.deep_copy())
 
     def raw(self, token_id: int) -> bytes:
         """A token's own bytes."""
+        return self._raw(self._vocabulary_of(_llguidance()), token_id)
+
+    def _raw(self, words: Any, token_id: int) -> bytes:
         control = self._tokeniser.control(token_id)
-        if control is not None:
-            return control.encode()
-        return bytes(self._vocabulary_of(_llguidance()).decode_bytes([token_id]))
+        return bytes(words.decode_bytes([token_id])) if control is None else control.encode()
 
     def _vocabulary_of(self, library: Any) -> Any:
         with self._lock:
@@ -86,6 +105,10 @@ class LLGuide:
     def ended(self) -> bool:
         """True if nothing may follow any more (but an end token, where the model has one)."""
         return bool(self._matcher.is_stopped())
+
+    def permits(self, token: int) -> bool:
+        """True if `token` may be written now."""
+        return bool(self._matcher.validate_tokens([token]))
 
     def accept(self, token: int) -> None:
         """This token was written; one that the grammar has no place for is found at the next mask."""

@@ -16,7 +16,8 @@ from typing import Literal
 
 from agentkv.core.message import ToolSpec
 from agentkv.engine.base import CallDelta
-from agentkv.engine.local.toolcalls import CLOSE, OPEN, Gate, OpenGate, Wanted, begun
+from agentkv.engine.local.aside import Aside
+from agentkv.engine.local.toolcalls import CLOSE, OPEN, Wanted, begun
 from agentkv.errors import ModelError
 
 Among = Literal["calls", "value", "text"]
@@ -31,16 +32,16 @@ def head_of(name: str) -> str:
 
 
 class HeldGate:
-    """`words` reads the text around the calls. Raises ModelError for a call that does not keep its grammar."""
+    """Text around the calls is shown. Raises ModelError for a call that does not keep its grammar."""
 
     sees_control = False
     waits = True
+    thinks = False
+    hides = False
 
-    def __init__(self, tools: Sequence[ToolSpec], *, among: Among, words: Gate | None = None) -> None:
+    def __init__(self, tools: Sequence[ToolSpec], *, among: Among) -> None:
         self._heads = {head_of(tool.name): tool.name for tool in tools}
-        self._words = words or OpenGate()
-        self.aside = self._words.aside
-        self.hides = self._words.hides
+        self.aside = Aside()
         self.unfinished: list[Wanted] = []
         self._among: Among | None = among  # None: no call can come any more
         self._calls: list[Wanted] = []
@@ -54,12 +55,7 @@ class HeldGate:
     @property
     def inside(self) -> bool:
         """True where no stop text is looked for: in a call, and where there is nothing but calls."""
-        return self._state != "outside" or self._among == "calls" or self._words.inside
-
-    @property
-    def thinks(self) -> bool:
-        """True while a thought is written."""
-        return self._words.thinks
+        return self._state != "outside" or self._among == "calls"
 
     def feed(self, text: str) -> str:
         """The part that may be shown now."""
@@ -80,9 +76,9 @@ class HeldGate:
         held, self._held = self._held, ""
         if self._state != "outside" or (cut and held and self._among == "calls"):
             self.unfinished, self._calls = self._calls, []
-            return self._words.finish(cut=cut)[0], []
+            return "", []
         said = self._say(held) if self._among != "calls" else ""
-        return said + self._words.finish(cut=cut)[0], self._calls
+        return said, self._calls
 
     def _step(self) -> tuple[str, bool]:
         """(what may be shown, whether more of what is held can be read)."""
@@ -163,10 +159,10 @@ class HeldGate:
     def _say(self, text: str) -> str:
         """Text around calls: as it is before the first, without blanks at its ends behind it."""
         if not self._calls:
-            return self._words.feed(text)
+            return text
         text = self._blank + text
         said = text.rstrip(_BLANKS)
         self._blank = text[len(said) :]
         said, self._spoke = (said if self._spoke else said.lstrip(_BLANKS)), self._spoke or bool(said)
         self._blank = self._blank if self._spoke else ""
-        return self._words.feed(said) if said else ""
+        return said

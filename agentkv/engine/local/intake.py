@@ -28,7 +28,7 @@ from agentkv.engine.local.guide import Guides
 from agentkv.engine.local.held import HeldGate
 from agentkv.engine.local.loader import LoadedModel
 from agentkv.engine.local.responses import TemplateGate
-from agentkv.engine.local.sampler import Chooser
+from agentkv.engine.local.sampler import Chooser, Guide
 from agentkv.engine.local.sequence import Clockwork, Outlives, Sequence, rank_of
 from agentkv.engine.local.sessions import Session, Sessions
 from agentkv.engine.local.thoughts import ThoughtGate
@@ -152,7 +152,7 @@ class Intake:
         )
         if choice and sampling.seed is not None:
             sampling = replace(sampling, seed=_seed_of(sampling.seed, choice))
-        guide = None if grammar is None else self._guides.guide(grammar)
+        guide = None if grammar is None else self._guide(request, transcript.text, grammar)
         return answer, Chooser(sampling, logprobs=request.logprobs, guide=guide)
 
     def _prompt(self, request: Request) -> tuple[Session, Transcript, int]:
@@ -235,13 +235,17 @@ class Intake:
         spared = self._chat.spared(transcript.text, request.messages[-1])
         return Outlives(tokens=tokens, in_loops=self._chat.loops_think, spared=spared)
 
+    def _guide(self, request: Request, prompt: str, grammar: Grammar) -> Guide:
+        begun, marks, messages = self._thought(request, prompt), self._chat.marks, request.messages
+        if begun is None or marks is None or messages is None or self._chat.spared(prompt, messages[-1]):
+            return self._guides.guide(grammar)
+        return self._guides.behind(marks, grammar, begun=begun)
+
     def _gate(self, request: Request, prompt: str, grammar: Grammar | None) -> Gate:
         if grammar is None:
-            return self._behind_thoughts(self._words(request, prompt), request, prompt)
-        if grammar.among is None:  # it says what is written: no marks of the model's own
-            return OpenGate()
-        words = self._behind_thoughts(OpenGate(), request, prompt) if grammar.among == "text" else None
-        return HeldGate(grammar.tools, among=grammar.among, words=words)
+            return self._behind_thought(self._words(request, prompt), request, prompt)
+        words = OpenGate() if grammar.among is None else HeldGate(grammar.tools, among=grammar.among)
+        return self._behind_thought(words, request, prompt)
 
     def _words(self, request: Request, prompt: str) -> Gate:
         """What reads text and calls where the model is free."""
@@ -254,15 +258,22 @@ class Intake:
             return made(prompt=prompt, tools=tools)
         return TagGate() if family is None else made(prompt="", tools=tools, family=family)
 
-    def _behind_thoughts(self, words: Gate, request: Request, prompt: str) -> Gate:
+    def _behind_thought(self, words: Gate, request: Request, prompt: str) -> Gate:
         """`words` for what stands behind a thought, if the model may write one."""
-        marks, messages, goes_on = self._chat.marks, request.messages, request.continue_final_message
-        if marks is None or messages is None or (isinstance(words, TemplateGate) and words.tells_thoughts):
+        begun, marks = self._thought(request, prompt), self._chat.marks
+        if begun is None or marks is None or (isinstance(words, TemplateGate) and words.tells_thoughts):
             return words
+        return ThoughtGate(words, marks, begun=begun)
+
+    def _thought(self, request: Request, prompt: str) -> bool | None:
+        """True if the prompt ends inside of a thought, False if the model may begin one, None if it cannot."""
+        messages, goes_on = request.messages, request.continue_final_message
+        if self._chat.marks is None or messages is None:
+            return None
         begun = self._chat.begun(prompt, messages[-1], goes_on=goes_on)
         if goes_on and messages[-1].content.strip() and not begun:
-            return words  # the answer has begun: it is too late for one
-        return ThoughtGate(words, marks, begun=begun)
+            return None  # the answer has begun: it is too late for one
+        return begun
 
 
 class _Counted(threading.local):

@@ -3,13 +3,11 @@
 Texts are forced token by token. Templates are small ones of the kinds that Qwen3, DeepSeek's distills and GPT-OSS have.
 """
 
-import json
-
 import pytest
 
 from agentkv.core.message import Message, ToolCall, ToolSpec
 from agentkv.core.task import Caller
-from agentkv.engine.base import Request, ResponseFormat, Sampling, ToolChoice
+from agentkv.engine.base import Request, Sampling
 from agentkv.engine.local.chat import Chat, Written
 from agentkv.engine.local.engine import LocalEngine
 from agentkv.engine.local.loader import load_model
@@ -182,26 +180,6 @@ def test_the_prompt_opens_the_thought_only_if_the_template_does(engine_of):
             assert template.begun("", turns[-1], goes_on=True)
         whole = _read(engine, _ask(engine, "so", *turns, continue_final_message=True))
         assert told == (whole.reasoning, whole.text)
-
-
-def test_held_answers_are_not_thought_about(engine_of):
-    """The grammar says what is written, also where the prompt has opened a thought; strict tools leave room for one."""
-    value = {
-        "type": "object",
-        "properties": {"v": {"enum": ["a", "b"]}},
-        "required": ["v"],
-        "additionalProperties": False,
-    }
-    tool = ToolSpec(name="get", parameters=value, strict=True)
-    for kind in KINDS:
-        engine = engine_of(kind)
-        asked = {"messages": (USER,), "sampling": Sampling(max_tokens=90), "caller": Caller(task="held")}
-        told = engine.submit(Request(response_format=ResponseFormat(schema=value), **asked)).result(60)
-        assert (json.loads(told.text)["v"] in "ab", "") == (True, told.reasoning)
-        told = engine.submit(Request(tools=(tool,), tool_choice=ToolChoice(mode="required"), **asked)).result(60)
-        assert (["get"], "") == ([call.name for call in told.tool_calls], told.reasoning)
-        told = engine.submit(Request(tools=(tool,), **asked)).result(60)
-        assert (kind == "distill") == bool(told.reasoning)
 
 
 def test_a_raw_prompt_is_nobodys_turn(engine_of):
