@@ -223,7 +223,7 @@ class TestInChromium:
             "--no-first-run", f"--user-data-dir={tmp_path / 'profile'}", "--enable-logging=stderr", "--v=0", *options,
             file.as_uri(),
         ]  # fmt: skip
-        done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=True)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=200, check=True)
         complaints = [line for line in done.stderr.splitlines() if "CONSOLE" in line]
         return done.stdout, complaints
 

@@ -139,7 +139,7 @@ def test_processes_that_migrate_at_the_same_moment_do_it_once(old_url):
     programs = [
         subprocess.Popen([sys.executable, "-c", OPENER, old_url], cwd=ROOT, stderr=subprocess.PIPE) for _ in range(2)
     ]
-    assert [b"", b""] == [program.communicate(timeout=60)[1] for program in programs]
+    assert [b"", b""] == [program.communicate(timeout=200)[1] for program in programs]
     assert 2 == totals(old_url, "run-7", "a" * 32)[0].calls
 
 
@@ -160,7 +160,7 @@ Database(sys.argv[1], create=True)
 
 def test_a_program_killed_while_it_migrates_leaves_the_old_ledger(old_url):
     """All steps are one transaction; the next program starts over."""
-    killed = subprocess.run([sys.executable, "-c", KILLED, old_url], cwd=ROOT, check=False, timeout=60)
+    killed = subprocess.run([sys.executable, "-c", KILLED, old_url], cwd=ROOT, check=False, timeout=200)
     assert -signal.SIGKILL == killed.returncode
     assert 2 == totals(old_url, "run-7", "a" * 32)[0].calls
 

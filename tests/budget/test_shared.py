@@ -243,7 +243,7 @@ def test_eight_processes_and_a_long_reader_lose_nothing(tmp_path):
         children = [SPAWN.Process(target=_checks_and_records, args=(url, 500, results)) for _ in range(8)]
         for child in children:
             child.start()
-        waits_s = sorted(wait for _ in children for wait in results.get(timeout=100))
+        waits_s = sorted(wait for _ in children for wait in results.get(timeout=200))
         assert 4000 == len(waits_s)
         assert waits_s[3960] < shared.WAIT_S  # of a hundred steps 99 do not come near what would be an error
         for child in children:

@@ -437,7 +437,7 @@ def test_processes_create_and_write_one_file_together(tmp_path):
         for n in range(4)
     ]
     for process in processes:
-        _, errors = process.communicate(timeout=60)
+        _, errors = process.communicate(timeout=200)
         assert errors == b""
         assert process.returncode == 0
     reader = Store(url, create=False)

@@ -521,7 +521,7 @@ def test_processes_write_one_task_together(postgres_url):
         subprocess.Popen([sys.executable, "-c", WRITER, postgres_url, f"p{n}"], cwd=ROOT, stderr=subprocess.PIPE)
         for n in range(2)
     ]
-    assert [b""] * 2 == [program.communicate(timeout=60)[1] for program in programs]
+    assert [b""] * 2 == [program.communicate(timeout=200)[1] for program in programs]
     reader = Store(postgres_url, create=False)
     facts = reader.load("shared", run=ALL_RUNS)
     for n in range(2):
@@ -554,7 +554,7 @@ store.flush(20)
 
 def test_a_program_killed_in_a_transaction_leaves_what_it_had_committed(url):
     """Rows of the batch were already sent: none of them is there, all before are, and nothing is damaged."""
-    killed = subprocess.run([sys.executable, "-c", KILLED, url], cwd=ROOT, check=False, timeout=60)
+    killed = subprocess.run([sys.executable, "-c", KILLED, url], cwd=ROOT, check=False, timeout=200)
     assert -signal.SIGKILL == killed.returncode
     store = Store(url, interval_s=0.01)
     assert list(range(100)) == numbers(store)
@@ -584,7 +584,7 @@ def test_a_program_killed_in_a_write_without_wal_leaves_a_ledger_that_opens(tmp_
     for i in range(100):
         store.put(call(i=i))
     store.close()
-    killed = subprocess.run([sys.executable, "-c", KILLED_WITHOUT_WAL, path], cwd=ROOT, check=False, timeout=60)
+    killed = subprocess.run([sys.executable, "-c", KILLED_WITHOUT_WAL, path], cwd=ROOT, check=False, timeout=200)
     assert -signal.SIGKILL == killed.returncode
     reader = Store(f"sqlite:///{path}", create=False)
     assert list(range(100)) == numbers(reader)
@@ -690,7 +690,7 @@ def test_a_folder_that_may_only_be_read_is_read_and_breaks_no_agent(monkeypatch)
         store.put(call(i=5))
         store.close()
         command = [sys.executable, "-c", READ_ONLY]
-        result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
+        result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=200, check=False)
     assert ["False 1", "[5]", "None", "True", "True", "True", "[6]"] == result.stdout.splitlines(), result.stderr
     told = {"ledger_fact_lost", "ledger_not_saved", "ledger_default_unusable", "ledger_caught_up"}
     assert told == set(re.findall(r"ledger_\w+", result.stderr))

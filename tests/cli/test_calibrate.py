@@ -193,7 +193,7 @@ def test_the_real_model_on_this_machine(tmp_path):
     """End to end: rates, table, plot and cache; the disk folder is gone again."""
     out, disk = tmp_path / "crossing.svg", tmp_path / "new" / "disk"
     with agentkv("--json", "--plot", str(out), "--disk", str(disk), "--seconds", "2") as process:
-        stdout, stderr = process.communicate(timeout=100)
+        stdout, stderr = process.communicate(timeout=200)
     assert 0 == process.returncode, stderr
     told = json.loads(stdout)
     assert [512, 1024, 2048, 4096, 8192] == [row["tokens"] for row in told["crossover"]]
@@ -218,7 +218,7 @@ def test_ctrl_c_in_the_real_measurement_leaves_nothing(tmp_path):
         assert disk.exists()
         time.sleep(0.3)
         process.send_signal(signal.SIGINT)
-        _, stderr = process.communicate(timeout=60)
+        _, stderr = process.communicate(timeout=200)
     assert 130 == process.returncode, stderr
     assert "nothing was saved" in stderr
     assert not disk.exists()

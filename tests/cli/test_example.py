@@ -17,7 +17,7 @@ EXAMPLE = Path(__file__).parents[2] / "examples" / "when_to_move.py"
 def lines_of(*argv):
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     done = subprocess.run(
-        [sys.executable, str(EXAMPLE), *argv], env=env, capture_output=True, text=True, timeout=60, check=False
+        [sys.executable, str(EXAMPLE), *argv], env=env, capture_output=True, text=True, timeout=200, check=False
     )
     assert (0, "") == (done.returncode, done.stderr)
     return done.stdout.splitlines()

@@ -313,7 +313,7 @@ def test_the_example_breaks_at_every_call_and_its_layout_never(tmp_path) -> None
     path = tmp_path / "trace.jsonl"
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     argv = [sys.executable, str(EXAMPLE), str(path)]
-    done = subprocess.run(argv, env=env, capture_output=True, text=True, timeout=60, check=True)
+    done = subprocess.run(argv, env=env, capture_output=True, text=True, timeout=200, check=True)
     careless, careful = done.stdout.split("With a layout:")
     assert 5 == careless.count("tool order (and clock)")
     assert 5 == careful.count("extends the prompt before")

@@ -261,7 +261,7 @@ def test_shuffled_sets_enums_cycles_and_strangers_have_the_same_bytes_in_every_p
     texts = {
         subprocess.run(
             [sys.executable, "-c", SCRIPT], cwd=root, env=os.environ | {"PYTHONHASHSEED": str(seed)},
-            capture_output=True, text=True, check=True, timeout=60,
+            capture_output=True, text=True, check=True, timeout=200,
         ).stdout
         for seed in range(4)
     }  # fmt: skip

@@ -13,7 +13,7 @@ def test_the_example_injects_what_answers_and_nothing_else(tmp_path):
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     argv = [sys.executable, str(EXAMPLE), str(tmp_path / "m.sqlite")]
     for _ in range(2):
-        done = subprocess.run(argv, env=env, capture_output=True, text=True, timeout=60, check=False)
+        done = subprocess.run(argv, env=env, capture_output=True, text=True, timeout=200, check=False)
         assert (0, "") == (done.returncode, done.stderr)
         port, flaky, haiku = done.stdout.split("\n  injected ")[1:]
         assert "6543" in port

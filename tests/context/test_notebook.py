@@ -304,7 +304,7 @@ if pid == 0:
     os._exit(0)
 os.waitpid(pid, 0)
 """
-    subprocess.run([sys.executable, "-c", program], check=True, timeout=60)
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=200)
     assert 2 == len(files(tmp_path))
     with Notebook(tmp_path) as notebook:
         assert ("child", "parent") == (notebook.fold(b"x1").text, notebook.fold(b"x0").text)

@@ -349,7 +349,7 @@ def test_the_example_prints_what_its_docstring_says():
     example = str(Path(__file__).parents[2] / "examples" / "slim_output.py")
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     argv = [sys.executable, example]
-    done = subprocess.run(argv, env=env, capture_output=True, text=True, check=True, timeout=60)
+    done = subprocess.run(argv, env=env, capture_output=True, text=True, check=True, timeout=200)
     assert "1235: 10:20:34 step 1234: ERROR part-2.bin: checksum differs" in done.stdout
     done = subprocess.run(
         [*argv, "-", "ls"], env=env, input="short", capture_output=True, text=True, check=True, timeout=60

@@ -15,7 +15,7 @@ def test_the_example_folds_five_times(argv):
     """And the last prompt is a fraction of the conversation."""
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     done = subprocess.run(
-        [sys.executable, str(EXAMPLE), *argv], env=env, capture_output=True, text=True, timeout=60, check=True
+        [sys.executable, str(EXAMPLE), *argv], env=env, capture_output=True, text=True, timeout=200, check=True
     )
     lines = done.stdout.splitlines()
     assert 5 == sum("tokens are above the mark of 2,000; folding" in line for line in lines)

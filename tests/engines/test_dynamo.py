@@ -18,7 +18,7 @@ from agentkv.adapters.found import probe
 from agentkv.adapters.strict_rules import CHAT_FIELDS, refusal
 from agentkv.core.hint import Hint, HintKind, SessionFacts, ToolFacts, ToolStatus
 
-pytestmark = [pytest.mark.weights, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.weights, pytest.mark.timeout(300)]
 NOTES = " ".join(f"Note {number}: item {number * 7 % 31}." for number in range(60))
 SPOKEN = {"X-Dynamo-Session-ID": "s"}
 

@@ -39,7 +39,7 @@ def test_a_context_that_left_and_came_back_gives_the_same_text_without_computing
         second = [*first, {"role": "assistant", "content": kept["choices"][0]["message"]["content"]}]
         second.append({"role": "user", "content": "12 passed. Go on."})
         expected = chat(url, 1, second)
-        httpx.post(f"{url[:-3]}/slots/1?action=erase", json={}, timeout=60)
+        httpx.post(f"{url[:-3]}/slots/1?action=erase", json={}, timeout=200)
         adapter = LlamaCpp(url)
         try:
             for session in ("a", "b"):

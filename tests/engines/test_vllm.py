@@ -213,7 +213,7 @@ def test_hostile_parameters_of_a_request_are_answered_like_any_other(running, pa
     body = {"model": "smollm2", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 2}
     content = json.dumps(body | {"kv_transfer_params": params})
     headers = {"content-type": "application/json"}
-    answer = httpx.post(f"{running.url}/chat/completions", content=content, headers=headers, timeout=100)
+    answer = httpx.post(f"{running.url}/chat/completions", content=content, headers=headers, timeout=200)
     assert 200 == answer.status_code
     assert 200 == httpx.get(f"{running.url}/models", timeout=10).status_code
 
@@ -228,7 +228,7 @@ def test_the_socket_is_private_and_survives_noise(running, door):
         noise.sendall(b"x" * 15_000)
     assert door.state()["hints"] >= 0
     body = {"model": "smollm2", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 2}
-    assert 200 == httpx.post(f"{running.url}/chat/completions", json=body, timeout=100).status_code
+    assert 200 == httpx.post(f"{running.url}/chat/completions", json=body, timeout=200).status_code
 
 
 def test_a_reset_of_its_caches_is_survived(running, door, adapter):
@@ -236,7 +236,7 @@ def test_a_reset_of_its_caches_is_survived(running, door, adapter):
     chat(running, turn("ivy"), adapter, "ivy")
     time.sleep(0.5)
     root = running.url.removesuffix("/v1")
-    answer = httpx.post(f"{root}/reset_prefix_cache", params={"reset_external": "true"}, timeout=60)
+    answer = httpx.post(f"{root}/reset_prefix_cache", params={"reset_external": "true"}, timeout=200)
     assert 200 == answer.status_code
     _, tokens, cached = chat(running, turn("ivy"), adapter, "ivy")
     assert cached > 0.9 * tokens

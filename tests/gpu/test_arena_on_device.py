@@ -46,7 +46,7 @@ class TestPinned:
     def test_under_a_small_page_lock_limit_everything_still_works(self):
         """Pinned where the driver ignores the limit, pageable where it does not; the next kernel runs (K14)."""
         script = textwrap.dedent(LIMITED).format(root=ROOT)
-        done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=100, check=False)
+        done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=200, check=False)
         assert (0, "3.0") == (done.returncode, done.stdout.split()[-1]), done.stderr
         assert ("RLIMIT_MEMLOCK is 64.0 KiB" in done.stderr) == ("pinned 0" in done.stdout)
 
@@ -106,5 +106,5 @@ CHILD = """
 def test_a_child_of_a_process_that_only_imported_us_has_tiers_of_its_own(device):
     """Importing touches no CUDA; parent and child both work (E26)."""
     script = textwrap.dedent(CHILD).format(root=ROOT, device=device, where="cuda:0" if device == "cuda" else "cpu")
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=100, check=False)
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=200, check=False)
     assert (0, "both fine\n") == (done.returncode, done.stdout), done.stderr

@@ -27,7 +27,7 @@ class DeadDisk(Slab):
         super().write(images, **options)
 
 
-@pytest.mark.timeout(60)
+@pytest.mark.timeout(300)
 def test_a_disk_that_never_answers_again_stops_nobody(rig, tmp_path):
     """With device and host full, one deadline is waited for; from then on what cannot be kept is dropped (R11, K16)."""
     slab = DeadDisk(tmp_path / "disk")

@@ -389,7 +389,9 @@ def test_only_the_user_may_read_it(folder):
         max_size=40,
     )
 )
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+)
 def test_it_says_what_two_dictionaries_say(folder, deeds):
     """Over any series of deeds and starts."""
     folder.file.unlink(missing_ok=True)

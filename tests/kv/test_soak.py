@@ -17,7 +17,7 @@ def test_sessions_that_come_and_go_lose_and_leak_nothing(tmp_path):
     file stays.
     """
     command = [sys.executable, str(SOAK), "--json", "--cycles", "600", "--disk", str(tmp_path)]
-    run = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
+    run = subprocess.run(command, capture_output=True, text=True, timeout=200, check=False)
     assert 0 == run.returncode, run.stderr
     result = json.loads(run.stdout.splitlines()[-1])
     assert 600 == result["cycles"]

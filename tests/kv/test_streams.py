@@ -173,7 +173,9 @@ def _scattered_over(lengths, generator):
 
 @pytest.mark.parametrize("direction", ["h2d", "d2h"])
 @given(lengths=st.lists(st.integers(1, 3), min_size=1, max_size=40), seed=st.integers(0, 1 << 32))
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+)
 def test_scattered_runs_arrive_byte_for_byte(scattered, direction, lengths, seed):
     """Runs of any length from anywhere to anywhere, drawn by two threads: every block is right, no other changes."""
     streams, device, host = scattered

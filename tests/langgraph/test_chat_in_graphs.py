@@ -42,9 +42,9 @@ def test_a_stream_that_is_left_early_cancels_the_call(make_kv) -> None:
 async def test_cancelling_a_coroutine_cancels_its_call(make_kv) -> None:
     """CancelledError passes and the engine is told."""
     running = threading.Event()
-    engine = ScriptedEngine(["one two"], before_chunk=lambda *_: running.set(), latency_s=0.5)
+    engine = ScriptedEngine(["one two"], before_chunk=lambda *_: running.set(), latency_s=5)
     call = asyncio.create_task(ChatAgentKV(make_kv(engine=engine)).ainvoke("count"))
-    await asyncio.to_thread(running.wait, 5)
+    await asyncio.to_thread(running.wait, 20)
     call.cancel()
     with pytest.raises(asyncio.CancelledError):
         await call
@@ -133,7 +133,7 @@ def test_messages_hold_only_what_a_strict_checkpoint_takes() -> None:
     )
     env = {"LANGGRAPH_STRICT_MSGPACK": "true", "PYTHONPATH": ":".join(sys.path)}
     done = subprocess.run(
-        [sys.executable, "-c", program], env=env, capture_output=True, text=True, timeout=60, check=False
+        [sys.executable, "-c", program], env=env, capture_output=True, text=True, timeout=200, check=False
     )
     assert ('{ "a":1.0 } AIMessage\n', "") == (done.stdout, done.stderr)
 
@@ -143,6 +143,6 @@ def test_importing_the_package_loads_no_framework() -> None:
     program = "import sys, agentkv_langgraph; print([m for m in ('langgraph', 'langchain_core') if m in sys.modules])"
     env = {"PYTHONPATH": ":".join(sys.path)}
     done = subprocess.run(
-        [sys.executable, "-c", program], env=env, capture_output=True, text=True, timeout=60, check=False
+        [sys.executable, "-c", program], env=env, capture_output=True, text=True, timeout=200, check=False
     )
     assert "[]\n" == done.stdout

@@ -325,5 +325,5 @@ def test_strict_msgpack_refuses_nothing_of_ours(tmp_path) -> None:
     code = STRICT.format(folder=str(Path(__file__).parent), module="sqlite", name="SqliteSaver", where=where)
     env = {**os.environ, "LANGGRAPH_STRICT_MSGPACK": "true", "PYTHONPATH": os.pathsep.join(sys.path)}
     argv = [sys.executable, "-W", "error", "-c", textwrap.dedent(code)]
-    done = subprocess.run(argv, env=env, capture_output=True, text=True, timeout=100, check=False)
+    done = subprocess.run(argv, env=env, capture_output=True, text=True, timeout=200, check=False)
     assert (0, "All is deployed. 3\n", "") == (done.returncode, done.stdout, done.stderr)

@@ -23,7 +23,7 @@ def test_an_example_runs_and_prints_its_bill(name, words) -> None:
     """As its docstring says."""
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     argv = [sys.executable, str(EXAMPLES / name), "--scripted"]
-    done = subprocess.run(argv, env=env, capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(argv, env=env, capture_output=True, text=True, timeout=200, check=False)
     assert (0, "") == (done.returncode, done.stderr)
     for word in words:
         assert word in done.stdout
@@ -34,7 +34,7 @@ def test_the_next_day_starts_from_disk(tmp_path) -> None:
     """Two processes, two turns: the second one finds the whole first turn on disk."""
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     argv = [sys.executable, str(EXAMPLES / "resume_tomorrow.py"), str(tmp_path)]
-    printed = [subprocess.run(argv, env=env, capture_output=True, text=True, timeout=100, check=True) for _ in range(2)]
+    printed = [subprocess.run(argv, env=env, capture_output=True, text=True, timeout=200, check=True) for _ in range(2)]
     first, second = (int(done.stdout.splitlines()[-1].split()[0]) for done in printed)
     assert 0 == first
     assert second > 60

@@ -35,7 +35,7 @@ def test_an_example_runs_and_prints_its_bill(name, words, package) -> None:
     assert len((EXAMPLES / name).read_text(encoding="utf-8").splitlines()) <= 60
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     argv = [sys.executable, str(EXAMPLES / name), "--scripted"]
-    done = subprocess.run(argv, env=env, capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(argv, env=env, capture_output=True, text=True, timeout=200, check=False)
     assert (0, "") == (done.returncode, done.stderr)
     for word in words:
         assert word in done.stdout

@@ -315,7 +315,7 @@ def test_32_streams_at_once_on_the_engine(engine_place):
         results[number] = text
 
     async def all_of_them() -> None:
-        async with openai.AsyncOpenAI(base_url=f"{place.url}/v1", api_key="x", max_retries=0, timeout=60) as client:
+        async with openai.AsyncOpenAI(base_url=f"{place.url}/v1", api_key="x", max_retries=0, timeout=200) as client:
             await asyncio.gather(*(one(client, number) for number in range(32)))
 
     asyncio.run(all_of_them())
@@ -358,7 +358,7 @@ def test_closing_with_streams_under_way_ends_them_all(engine_place, where):
 
     def read() -> None:
         body = {"model": model, "messages": ASK["messages"], "max_tokens": 800, "stream": True, "seed": 1}
-        with httpx2.stream("POST", f"{place.url}/v1/chat/completions", json=body, timeout=60) as response:
+        with httpx2.stream("POST", f"{place.url}/v1/chat/completions", json=body, timeout=200) as response:
             lines = []
             for line in response.iter_lines():
                 lines.append(line)

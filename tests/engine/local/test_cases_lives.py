@@ -205,7 +205,7 @@ def test_sixteen_threads_share_one_model(start, calls):
 # -- E22
 
 
-@pytest.mark.timeout(60)
+@pytest.mark.timeout(300)
 @pytest.mark.parametrize(
     "held", [{"n": 3}, {"response_format": ResponseFormat(schema=OPEN_ENDED)}, {}], ids=["n", "json", "text"]
 )
@@ -229,7 +229,7 @@ def test_four_agents_with_guesses_finish_over_room_for_one_and_a_half(start, hel
     _idle(engine)
 
 
-@pytest.mark.timeout(60)
+@pytest.mark.timeout(300)
 @pytest.mark.parametrize("name", OURS)
 @pytest.mark.parametrize("host_bytes", [0, 300_000, 4_000_000])
 def test_the_simulator_ends_where_the_engine_does(name, host_bytes):

@@ -27,7 +27,7 @@ def test_a_numbered_example_runs(name, words) -> None:
     """In a process of its own."""
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     argv = [sys.executable, "-W", "error", str(ROOT / "examples" / name), "--scripted"]
-    done = subprocess.run(argv, env=env, capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(argv, env=env, capture_output=True, text=True, timeout=200, check=False)
     assert (0, "") == (done.returncode, done.stderr)
     for word in words:
         assert word in done.stdout

@@ -15,7 +15,7 @@ from agentkv.errors import ConfigError
 def test_one_line_brings_tiers_order_and_recompute(tmp_path):
     """What is not said is filled in inside vLLM, from the line that the command prints."""
     command = [sys.executable, "-m", "agentkv_vllm", "--cpu-gib", "0.5", "--disk", str(tmp_path), "--disk-gib", "2"]
-    printed = subprocess.run(command, check=True, capture_output=True, text=True, timeout=60).stdout
+    printed = subprocess.run(command, check=True, capture_output=True, text=True, timeout=200).stdout
     assert " " not in printed.replace(str(tmp_path), "")
     config = json.loads(printed)
     assert config == transfer_config(cpu_bytes=2**29, disk=tmp_path, disk_bytes=2**31)

@@ -19,7 +19,7 @@ def test_the_package_needs_no_vllm():
         "assert agentkv_vllm.transfer_config(cpu_bytes=1)\n"
         "assert not {'vllm', 'torch'} & set(sys.modules)\n"
     )
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=200)
 
 
 @pytest.mark.parametrize("module", fake_vllm.OURS)
