@@ -135,8 +135,8 @@ class Runner:
         first = token = 0
         while first < len(packed):
             last = first + 1
-            if len(packed[first].token_ids) == 1:
-                while last < len(packed) and len(packed[last].token_ids) == 1 and 2 * widths[last] >= widths[first]:
+            if _padded(packed[first]):
+                while last < len(packed) and _padded(packed[last]) and 2 * widths[last] >= widths[first]:
                     last += 1
             sequences = last - first
             count = sequences if sequences > 1 else len(packed[first].token_ids)
@@ -225,10 +225,17 @@ class Runner:
         return self._output.view(-1)[:need].view(1, tokens, self._heads, head_dim)
 
 
+def _padded(span: Span) -> bool:
+    """True for a span that may share a padded group: what lies behind its end is read, and was cleared.
+
+    A single token inside of a prompt ends in a block that nobody cleared; it is read exactly.
+    """
+    return len(span.token_ids) == 1 and span.sample
+
+
 def _packing_key(span: Span) -> tuple[bool, int]:
-    """Single tokens first, longest context first, so that similar lengths are neighbours."""
-    count = len(span.token_ids)
-    return (count > 1, -span.end if count == 1 else 0)
+    """Padded ones first, longest context first, so that similar lengths are neighbours."""
+    return (not _padded(span), -span.end if _padded(span) else 0)
 
 
 def _round_up(count: int) -> int:

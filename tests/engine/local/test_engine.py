@@ -83,6 +83,32 @@ def test_what_earlier_owners_left_in_a_block_reaches_nobody(tiny, start, ask):
         assert tiny.greedy(prompt, 30) == list(stream.result(60).token_ids)
 
 
+@pytest.mark.parametrize("chunk_tokens", [1, 5, 32, 512])
+def test_a_prompt_cut_down_to_one_token_beside_others_reads_nobodys_leftovers(tiny, start, ask, chunk_tokens):
+    """One token of a prompt is computed in a step with tokens of answers; it ends in a block that nobody cleared."""
+    engine = start(blocks=96, chunk_tokens=chunk_tokens, speculate=False)
+    engine.tiers.pool[1:] = float("nan")
+    neighbour = engine.submit(ask("a neighbour", 200))
+    next(iter(neighbour))
+    held, on, step = threading.Event(), threading.Event(), engine._step
+
+    def stepping():
+        held.set()
+        on.wait(60)
+        return step()
+
+    engine._step = stepping
+    held.wait(60)
+    lengths = ([chunk_tokens - 1] if 1 < chunk_tokens else []) + [60, 41, chunk_tokens + 1]  # all arrive in one step
+    prompts = [_prompt(i, length) for i, length in enumerate(lengths)]
+    streams = [engine.submit(ask(prompt, 4)) for prompt in prompts]
+    on.set()
+    for prompt, stream in zip(prompts, streams, strict=True):
+        assert tiny.greedy(prompt, 4) == list(stream.result(60).token_ids)
+        assert tiny.greedy(prompt, 4) == list(engine.submit(ask(prompt, 4, task="another")).result(60).token_ids)
+    neighbour.cancel()
+
+
 @pytest.mark.parametrize("length", [15, 16, 17, 31, 32, 33, 1])
 def test_full_hits_reuse_at_most_all_but_the_last_token(tiny, start, ask, length):
     """At block borders the last token is computed anyway, and the repeated answer equals the first (K18)."""
