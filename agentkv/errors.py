@@ -67,8 +67,8 @@ class TemplateRejected(RequestInvalid):
 class PromptTooLong(RequestInvalid):
     """Prompt plus output exceed the context or the whole pool; nothing was started."""
 
-    def __init__(self, message: str, *, needed_tokens: int, limit_tokens: int) -> None:
-        super().__init__(message, param="messages", code="context_length_exceeded")
+    def __init__(self, message: str, *, needed_tokens: int, limit_tokens: int, param: str = "messages") -> None:
+        super().__init__(message, param=param, code="context_length_exceeded")
         self.needed_tokens = needed_tokens
         self.limit_tokens = limit_tokens
 

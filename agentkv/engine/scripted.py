@@ -113,6 +113,7 @@ class ScriptedEngine:
                 f"{len(prompt)} prompt tokens and the output need {wanted}, the context holds {self.context_tokens}",
                 needed_tokens=wanted,
                 limit_tokens=self.context_tokens,
+                param="prompt" if request.messages is None else "messages",
             )
         with self._lock:
             if self._closed:

@@ -6,6 +6,7 @@ Covers: types, null, paths in messages, leftovers, lone surrogates. What the fie
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Set as AbstractSet
 from typing import Any, NoReturn
 
@@ -70,9 +71,11 @@ class Fields:
 def read_json(body: bytes) -> Any:
     """The JSON value of a request's body; RequestInvalid if it is none, or holds half a character."""
     try:
-        value = json.loads(body, parse_constant=_no_constant)
+        value = json.loads(body.decode("utf-8-sig"), parse_constant=_no_constant, parse_float=_finite)
         if b"\\ud" in body.lower():
             json.dumps(value, ensure_ascii=False).encode()
+    except UnicodeDecodeError as error:
+        raise RequestInvalid("the body is not UTF-8", param="body", code="invalid_unicode") from error
     except UnicodeEncodeError as error:
         raise RequestInvalid("the body holds half of a surrogate pair", param="body", code="invalid_unicode") from error
     except (ValueError, RecursionError) as error:
@@ -93,3 +96,10 @@ def kind_of(value: Any) -> str:
 
 def _no_constant(name: str) -> NoReturn:
     raise ValueError(f"{name} is not JSON")
+
+
+def _finite(text: str) -> float:
+    value = float(text)
+    if not math.isfinite(value):
+        raise ValueError(f"{text:.40} is beyond all numbers that can be told again")
+    return value

@@ -13,7 +13,7 @@ from typing import Any
 
 from agentkv.core.message import Message, ToolCall, ToolSpec
 from agentkv.engine.request import EFFORTS, Request, ResponseFormat, ToolChoice
-from agentkv.errors import RequestInvalid
+from agentkv.errors import PromptTooLong, RequestInvalid
 from agentkv.server.fields import Fields, kind_of, refuse
 from agentkv.server.messages import read_content, read_tools
 from agentkv.server.requests import Asked, check_model, read_kv_hints
@@ -23,7 +23,12 @@ _TEXT_PARTS = frozenset({"input_text", "output_text", "text"})
 _ROLES = {"user": "user", "assistant": "assistant", "system": "system", "developer": "system"}
 _LOGPROBS = "message.output_text.logprobs"
 _MOST_METADATA = 16
-_NAMES = {"reasoning_effort": "reasoning.effort", "response_format": "text.format", "max_tokens": "max_output_tokens"}
+_NAMES = {
+    "reasoning_effort": "reasoning.effort",
+    "response_format": "text.format",
+    "max_tokens": "max_output_tokens",
+    "messages": "input",
+}
 """Fields of ours that have another name here."""
 
 
@@ -89,9 +94,12 @@ def response_request(
 def in_words_of_responses(error: RequestInvalid) -> RequestInvalid:
     """An engine's refusal with the field's name as it is here."""
     name = _NAMES.get(error.param or "")
-    if name is None or type(error) is not RequestInvalid:
+    if name is None:
         return error
-    return RequestInvalid(str(error).replace(error.param or "", name, 1), param=name, code=error.code)
+    told = str(error).replace(error.param or "", name, 1)
+    if isinstance(error, PromptTooLong):
+        told = told.replace("max_tokens", "max_output_tokens", 1)
+    return RequestInvalid(told, param=name, code=error.code)
 
 
 def _refuse_what_is_hosted(fields: Fields) -> None:

@@ -23,6 +23,8 @@ from agentkv.errors import ExtraMissing, ModelError, RequestInvalid
 
 _MOST_KEPT = 64
 _TRIED = 64
+_NOTHING_FITS = "NoExtensionBias"
+"""The library's word for a place where no text can go on."""
 
 
 class Guides:
@@ -68,7 +70,7 @@ class Guides:
                 self._compiled[grammar.lark] = matcher
                 if len(self._compiled) > _MOST_KEPT:
                     self._compiled.popitem(last=False)
-        return lambda: LLGuide(matcher.deep_copy())
+        return lambda: LLGuide(matcher.deep_copy(), param=grammar.param)
 
     def raw(self, token_id: int) -> bytes:
         """A token's own bytes."""
@@ -88,15 +90,22 @@ class Guides:
 
 
 class LLGuide:
-    """One answer on its way through a grammar. Used by the engine's thread."""
+    """One answer on its way through a grammar that comes from the request's field `param`. Used by the engine's thread."""
 
-    def __init__(self, matcher: Any) -> None:
+    def __init__(self, matcher: Any, *, param: str) -> None:
         self._matcher = matcher
+        self._param = param
 
     def mask(self, scores: Tensor) -> Tensor:
-        """`scores` [vocabulary] with -inf for what must not come next, in place. ModelError if nothing can."""
+        """`scores` [vocabulary] with -inf for what must not come next, in place.
+
+        RequestInvalid if the grammar grows beyond what the library follows, ModelError if nothing can come for another reason.
+        """
         bits = np.unpackbits(np.frombuffer(self._matcher.compute_bitmask(), dtype=np.uint8), bitorder="little")
         if self._matcher.is_error() or not bits.any():
+            hopeless = _hopeless(self._matcher)
+            if hopeless:
+                raise _refused(hopeless, self._param)
             raise ModelError(f"the answer cannot be held to its grammar any more: {self._matcher.get_error():.300}")
         barred = torch.from_numpy(bits[: len(scores)] == 0)
         return scores.masked_fill_(barred, -torch.inf)
@@ -124,21 +133,32 @@ def _compiled(library: Any, words: Any, grammar: Grammar) -> Any:
     matcher = library.LLMatcher(words, library.LLMatcher.grammar_from_lark(grammar.lark), log_level=0)
     what = matcher.get_error() or _endless(matcher.deep_copy())
     if what:
-        what = what.partition("\n<")[0]
-        raise RequestInvalid(
-            f"{grammar.param} cannot be held: {what:.500}", param=grammar.param, code="unsupported_schema"
-        )
+        raise _refused(what, grammar.param)
     return matcher
 
 
+def _refused(what: str, param: str) -> RequestInvalid:
+    told = what.partition("\n<")[0]
+    return RequestInvalid(f"{param} cannot be held: {told:.500}", param=param, code="unsupported_schema")
+
+
 def _endless(matcher: Any) -> str:
-    """What is wrong with a grammar that can never end: it shows at the first tokens."""
+    """What is wrong with a grammar that can never end, or is too large to follow: it shows at the first free token."""
     for _ in range(_TRIED):
         ahead = matcher.compute_ff_tokens()
         if not ahead or matcher.is_error() or not matcher.consume_tokens(ahead):
             break
+    if not matcher.is_error():
+        matcher.compute_bitmask()
+    return _hopeless(matcher)
+
+
+def _hopeless(matcher: Any) -> str:
+    """The grammar's own fault; "" for others: text that spells a control token is not taken as one, which is none."""
     error = str(matcher.get_error())
-    return error if "limit" in error else ""  # text that spells a control token is not taken as one, which is no fault
+    if error.startswith(_NOTHING_FITS):
+        return "no value fits it"
+    return error if "limit" in error or "too many" in error else ""
 
 
 def _llguidance() -> Any:

@@ -213,7 +213,10 @@ class Intake:
         where = f"the model's context of {context}" if context <= pool else f"the device memory's {pool}"
         advice = "" if context <= pool else " (give more device_memory)"
         raise PromptTooLong(
-            f"{what}: {needed} tokens do not fit into {where}{advice}", needed_tokens=needed, limit_tokens=limit
+            f"{what}: {needed} tokens do not fit into {where}{advice}",
+            needed_tokens=needed,
+            limit_tokens=limit,
+            param="prompt" if request.messages is None else "messages",
         )
 
     def _outlives(self, request: Request, transcript: Transcript) -> Outlives | None:

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from agentkv.engine.base import Sampling
-from agentkv.errors import ModelError
+from agentkv.errors import AgentKVError, ModelError
 
 _SEEDS = 1 << 63
 _GREEDY_BELOW = 1e-5
@@ -159,7 +159,7 @@ class Want(NamedTuple):
 
 
 @torch.inference_mode()
-def choose(logits: Tensor, wants: Sequence[Want]) -> list[list[Picked] | ModelError]:
+def choose(logits: Tensor, wants: Sequence[Want]) -> list[list[Picked] | AgentKVError]:
     """The next tokens of each call from `logits` [rows, vocabulary]: one, and one more for each draft token that it
     chose itself; or the error of a call whose scores are not finite.
     """
@@ -168,11 +168,11 @@ def choose(logits: Tensor, wants: Sequence[Want]) -> list[list[Picked] | ModelEr
     return [_of_call(logits, want, finite, greedy) for want in wants]
 
 
-def _of_call(logits: Tensor, want: Want, finite: list[bool], greedy: list[int]) -> list[Picked] | ModelError:
+def _of_call(logits: Tensor, want: Want, finite: list[bool], greedy: list[int]) -> list[Picked] | AgentKVError:
     """Whatever goes wrong with one call's tokens is its own."""
     try:
         return _of_one(logits, want, finite, greedy)
-    except ModelError as error:
+    except AgentKVError as error:
         return error
     except Exception as error:
         return ModelError(f"no token could be chosen: {error!r}")

@@ -16,7 +16,7 @@ from agentkv.engine.base import TokenLogprob
 from agentkv.engine.local.batch import Turn
 from agentkv.engine.local.sampler import Picked, Want, choose
 from agentkv.engine.local.sequence import Sequence
-from agentkv.errors import ModelError
+from agentkv.errors import AgentKVError, ModelError
 
 
 @dataclass(slots=True, kw_only=True)
@@ -26,7 +26,7 @@ class Fresh:
     sequence: Sequence
     text: str = ""
     token_ids: tuple[int, ...] = ()
-    error: ModelError | None = None
+    error: AgentKVError | None = None
 
 
 def write(planned: Seq[Turn], good: Seq[Turn], logits: Tensor, raw: Callable[[int], bytes]) -> list[Fresh]:
@@ -50,7 +50,7 @@ def write(planned: Seq[Turn], good: Seq[Turn], logits: Tensor, raw: Callable[[in
     return [_one(turn, tokens, raw) for turn, tokens in zip(sampled, picked, strict=True)]
 
 
-def _one(turn: Turn, picked: list[Picked] | ModelError, raw: Callable[[int], bytes]) -> Fresh:
+def _one(turn: Turn, picked: list[Picked] | AgentKVError, raw: Callable[[int], bytes]) -> Fresh:
     """Whatever goes wrong with one answer ends that call alone."""
     try:
         return _written(turn, picked, raw)
@@ -58,10 +58,10 @@ def _one(turn: Turn, picked: list[Picked] | ModelError, raw: Callable[[int], byt
         return Fresh(sequence=turn.sequence, error=ModelError(f"the answer could not be written: {error!r}"))
 
 
-def _written(turn: Turn, picked: list[Picked] | ModelError, raw: Callable[[int], bytes]) -> Fresh:
+def _written(turn: Turn, picked: list[Picked] | AgentKVError, raw: Callable[[int], bytes]) -> Fresh:
     """Put the tokens into the sequence's answer and ids, up to its end."""
     sequence = turn.sequence
-    if isinstance(picked, ModelError):
+    if isinstance(picked, AgentKVError):
         return Fresh(sequence=sequence, error=picked)
     answer, text, before = sequence.answer, "", len(sequence.ids)
     for one in picked:

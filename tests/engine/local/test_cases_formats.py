@@ -342,11 +342,30 @@ def test_a_forced_call_of_a_model_whose_tags_are_control_tokens(models, tmp_path
     jsonschema.validate(json.loads(told.tool_calls[0].arguments), VALUE)
 
 
+MANY = "^(a?){500}a{500}$"
 HALF = {"enum": ["\ud800"]}
 HOPELESS = {
     "half": {"type": "object", "properties": {"a": HALF}},
     "deep": DEEP,
     "endless": ENDLESS,
+    "self": {
+        "type": "object",
+        "properties": {"a": {"$ref": "#/$defs/q"}},
+        "required": ["a"],
+        "$defs": {"q": {"$ref": "#/$defs/q"}},
+    },
+    "mutual": {
+        "type": "object",
+        "$defs": {"a": {"$ref": "#/$defs/b"}, "b": {"$ref": "#/$defs/a"}},
+        "properties": {"a": {"$ref": "#/$defs/a"}},
+        "required": ["a"],
+    },
+    "pattern": {
+        "type": "object",
+        "properties": {"a": {"type": "string", "pattern": MANY}},
+        "required": ["a"],
+        "additionalProperties": False,
+    },
     "text": {"type": "string"},
     "number": {"type": ["integer", "null"]},
 }
@@ -356,7 +375,7 @@ HOPELESS = {
     ("field", "name"),
     [
         *(("tools", name) for name in HOPELESS if name != "half"),
-        *(("response_format", name) for name in ("deep", "endless", "half")),
+        *(("response_format", name) for name in HOPELESS if name not in {"text", "number"}),
     ],
 )
 def test_a_schema_that_nothing_can_fill_is_refused_before_it_costs_a_token(start, field, name):
@@ -369,6 +388,27 @@ def test_a_schema_that_nothing_can_fill_is_refused_before_it_costs_a_token(start
         engine.submit(_ask(**asked))
     assert field == caught.value.param
     assert 0 == engine.stats()["output_tokens"] == engine.stats()["sessions"]
+
+
+@pytest.mark.parametrize(
+    "schema", [{"$ref": "#"}, {"anyOf": [{"$ref": "#"}, {"$ref": "#"}]}, {"type": "string", "pattern": MANY}]
+)
+def test_a_value_that_is_nothing_but_itself_is_refused(start, schema):
+    """As a response format, where arguments of tools are objects at least."""
+    with pytest.raises(RequestInvalid, match="response_format cannot be held"):
+        start().submit(_ask(response_format=ResponseFormat(schema=schema)))
+
+
+def test_a_grammar_that_grows_too_large_on_the_way_is_the_requests_fault(start):
+    """Behind a value of any length nobody can see it before; the neighbour goes on."""
+    fields = {"n": {"type": "boolean"}, "a": {"type": "string", "pattern": MANY}}
+    schema = {"type": "object", "properties": fields, "required": ["n", "a"], "additionalProperties": False}
+    engine = start()
+    neighbour = engine.submit(_ask())
+    with pytest.raises(RequestInvalid, match="too many") as caught:
+        engine.submit(_ask(response_format=ResponseFormat(schema=schema))).result(60)
+    assert ("response_format", "unsupported_schema") == (caught.value.param, caught.value.code)
+    assert neighbour.result(60).finish_reason in {"stop", "length"}
 
 
 def test_a_schema_is_narrowed_only_where_something_is_left():
