@@ -1,8 +1,8 @@
 """Metrics: what a server's `/metrics` says of its load and of where cached tokens came from.
 
 Covers reading the Prometheus text form (bounded), whether requests wait there, and the cached tokens of one call as a
-difference of counters, which is right only while nobody else's call ends in between: then nothing is said. Does not
-cover usage in answers (`core/reported.py`).
+difference of counters, which is right only while nobody else's call computes in between: otherwise nothing is said. Does
+not cover usage in answers (`core/reported.py`).
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ HITS_WITHIN_S = 0.1
 QUEUES = ("vllm:num_requests_waiting", "sglang:num_queue_reqs", "llamacpp:requests_deferred")
 CACHED = "vllm:prompt_tokens_cached_by_source_total"
 FINISHED = "vllm:request_success_total"
+RUNNING = "vllm:num_requests_running"
 SOURCES = {"device": "device", "host": "host", "disk": "disk", "p2p": "disk", "external_unspecified": "disk"}
 """Theirs -> ours; what is neither device nor host came from farther away."""
 _FAILURES = 3
@@ -81,6 +82,7 @@ class Hits:
         self._endpoint = endpoint
         self._lock = threading.Lock()
         self._before: dict[tuple[str, str], float] | None = None
+        self._crossed = False
         self._failed = 0
         self._far = False
 
@@ -88,40 +90,61 @@ class Hits:
         """Note where the counters stand."""
         self.of_call(0)
 
-    def of_call(self, cached_tokens: int) -> dict[str, int] | None:
-        """Where the cached tokens of the call that has just ended came from.
+    def of_call(self, cached_tokens: int, prompt_tokens: int | None = None) -> dict[str, int] | None:
+        """Where the cached tokens of the call that has just ended came from; in HITS_WITHIN_S at most.
 
-        None where another call ended too, the server was started anew, says nothing, or says something else than the
-        answer did (`cached_tokens`; 0 where that did not say). Not asked where the answer said it and nothing ever came
-        from farther than the device: then there is nothing to learn.
+        None where another call ended too or still computes, the server was started anew, says nothing, or says something
+        else than the answer did (`cached_tokens`; 0 where that did not say), or more than the prompt had. Not asked where
+        the answer said it and nothing ever came from farther than the device: then there is nothing to learn. Nor while
+        the end of another call is being looked at: whose tokens those are nobody could tell.
         """
         if self._failed >= _FAILURES or (cached_tokens and not self._far):
             return None
-        with self._lock:
-            before = self._before
-            now = self._read()
-            if before is not None and now is not None and now == before:  # counted a moment after the answer's end
-                time.sleep(_MOMENT_S)
-                now = self._read()
-            self._before = now
-            if before is None or now is None:
-                return None
-            grown = {key: now[key] - before.get(key, 0.0) for key in now}
-            if min(grown.values(), default=0.0) < 0 or grown.get((FINISHED, ""), 0.0) != 1:
-                return None
+        if not self._lock.acquire(blocking=False):
+            self._crossed = True
+            return None
+        try:
+            grown = self._grown()
+        finally:
+            self._lock.release()
         by: dict[str, int] = {}
         for (name, source), tokens in grown.items():
             if name == CACHED and tokens:
                 tier = SOURCES.get(source, "disk")
                 by[tier] = by.get(tier, 0) + round(tokens)
-        return by if by and cached_tokens in (0, sum(by.values())) else None
+        told = sum(by.values())
+        fits = cached_tokens in (0, told) and (prompt_tokens is None or told <= prompt_tokens)
+        return by if by and fits else None
 
-    def _read(self) -> dict[tuple[str, str], float] | None:
-        try:
-            now = samples(self._endpoint.text("/metrics", HITS_WITHIN_S), frozenset((CACHED, FINISHED)))
-        except Unreachable:
-            self._failed += 1
+    def _grown(self) -> dict[tuple[str, str], float]:
+        """By what the counters grew, if by one call's; {} otherwise. With the lock held."""
+        ends_s = time.monotonic() + HITS_WITHIN_S
+        before = None if self._crossed else self._before  # after ends that were not looked at, begin anew
+        self._crossed = False
+        now = self._read(ends_s)
+        if before is not None and now is not None and _counters(now) == _counters(before):
+            time.sleep(max(0.0, min(_MOMENT_S, ends_s - time.monotonic())))  # counted a moment after the answer's end
+            now = self._read(ends_s)
+        self._failed = self._failed + 1 if now is None else 0
+        self._before = now
+        if before is None or now is None or self._crossed or now.get((RUNNING, "")):
+            return {}
+        grown = {key: tokens - before.get(key, 0.0) for key, tokens in _counters(now).items()}
+        if min(grown.values(), default=0.0) < 0 or grown.get((FINISHED, ""), 0.0) != 1:
+            return {}
+        return grown
+
+    def _read(self, ends_s: float) -> dict[tuple[str, str], float] | None:
+        left_s = ends_s - time.monotonic()
+        if left_s <= 0:
             return None
-        self._failed = 0
+        try:
+            now = samples(self._endpoint.text("/metrics", left_s), frozenset((CACHED, FINISHED, RUNNING)))
+        except Unreachable:
+            return None
         self._far = any(tokens for (name, source), tokens in now.items() if name == CACHED and source != "device")
         return now
+
+
+def _counters(said: Mapping[tuple[str, str], float]) -> dict[tuple[str, str], float]:
+    return {key: number for key, number in said.items() if key[0] != RUNNING}

@@ -357,7 +357,25 @@ def _service_tier(body: Mapping[str, Any], told: Mapping[str, Any]) -> str:
 def _cached_by(told: Mapping[str, Any], usage: Usage) -> dict[str, int]:
     """SGLang's split by tier, where it is one."""
     details = plain(told.get("cached_tokens_details"))
-    split = {tier: details[name] for name, tier in _CACHE_TIERS.items() if isinstance(details.get(name), int)}
-    if split and min(split.values()) >= 0 and sum(split.values()) == usage.cached_tokens:
+    split = {tier: details[name] for name, tier in _CACHE_TIERS.items() if details.get(name) is not None}
+    if split and _are_counts(split) and sum(split.values()) == usage.cached_tokens:
         return {tier: tokens for tier, tokens in split.items() if tokens}
     return {"provider": usage.cached_tokens} if usage.cached_tokens else {}
+
+
+def told_beside(usage: Usage, parts: Mapping[str, Any]) -> tuple[Usage, dict[str, int]] | None:
+    """A usage and its cached tokens by tier, as they were told elsewhere than in the answer.
+
+    None where they cannot be this call's: no counts, more than the answer said, or more than the prompt has room for.
+    """
+    if not _are_counts(parts):
+        return None
+    by = {tier: tokens for tier, tokens in parts.items() if tokens}
+    cached, room = sum(by.values()), usage.cached_tokens or usage.input_tokens - usage.cache_write_tokens
+    if not by or cached > room:
+        return None
+    return (usage if usage.cached_tokens else replace(usage, cached_tokens=cached)), by
+
+
+def _are_counts(parts: Mapping[str, Any]) -> bool:
+    return all(isinstance(one, int) and not isinstance(one, bool) and one >= 0 for one in parts.values())

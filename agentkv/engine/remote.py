@@ -23,7 +23,7 @@ from typing import Any, Literal, Protocol
 from agentkv import log
 from agentkv.clock import Clock, SystemClock
 from agentkv.context.tokens import count_text
-from agentkv.core.reported import Reported
+from agentkv.core.reported import Reported, told_beside
 from agentkv.core.task import Caller
 from agentkv.core.usage import Timing, Usage
 from agentkv.engine.attempts import FailedTry, noting_async_client, repeating
@@ -248,15 +248,9 @@ class RemoteEngine:
                 except BaseException:
                     await self._over(call)
                     raise
-                cached_by = await self._over(call)
-                if cached_by:
-                    usage = generation.usage
-                    if not usage.cached_tokens:
-                        usage = replace(
-                            usage,
-                            cached_tokens=min(sum(cached_by.values()), usage.input_tokens - usage.cache_write_tokens),
-                        )
-                    generation = replace(generation, cached_by=cached_by, usage=usage)
+                parts = told_beside(generation.usage, await self._over(call) or {})
+                if parts is not None:
+                    generation = replace(generation, usage=parts[0], cached_by=parts[1])
         except Exception as error:
             self._counts["failed"] += 1
             stream.attempts = self._attempts(call.failed if call.opened else call.failed[:-1], request)

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from openai.types import CompletionUsage
 
-from agentkv.core.reported import Reported, merged, report_in, reported, usage_of
+from agentkv.core.reported import Reported, merged, report_in, reported, told_beside, usage_of
 from agentkv.core.usage import Usage
 
 
@@ -277,6 +277,38 @@ def test_sglang_tells_the_tiers_of_its_cache():
     report["sglext"]["cached_tokens_details"]["device"] = 320
     assert {"provider": 64} == reported(report).cached_by
     assert {} == reported({"prompt_tokens": 9}).cached_by
+
+
+@pytest.mark.parametrize("details", [{"device": True}, {"device": 1.0}, {"device": -1, "host": 2}, {"device": "1"}])
+def test_tiers_that_are_no_counts_are_left_out(details):
+    """A bill's parts are whole numbers."""
+    report = {"usage": {"prompt_tokens": 9, "prompt_tokens_details": {"cached_tokens": 1}}}
+    assert {"provider": 1} == reported({**report, "sglext": {"cached_tokens_details": details}}).cached_by
+
+
+@pytest.mark.parametrize(
+    ("cached", "written", "parts", "sum_of_all"),
+    [
+        (0, 0, {"host": 40, "disk": 60}, 100),
+        (0, 0, {"host": 41, "disk": 60}, None),
+        (0, 30, {"host": 71}, None),
+        (0, 30, {"host": 70}, 70),
+        (50, 0, {"host": 50}, 50),
+        (50, 0, {"host": 20}, 50),
+        (50, 0, {"host": 51}, None),
+        (0, 0, {"host": 0}, None),
+        (0, 0, {"host": -1, "disk": 5}, None),
+        (0, 0, {"host": 1.5}, None),
+        (0, 0, {}, None),
+    ],
+)
+def test_tiers_that_are_told_beside_the_answer_fit_into_it(cached, written, parts, sum_of_all):
+    """Or nothing is taken over: a part is never more than the whole."""
+    usage = Usage(input_tokens=100, cached_tokens=cached, cache_write_tokens=written, calls=1)
+    read = told_beside(usage, parts)
+    assert sum_of_all == (None if read is None else read[0].cached_tokens)
+    if read is not None:
+        assert parts == read[1]
 
 
 def test_usage_is_found_where_servers_put_it_in_a_chunk():
