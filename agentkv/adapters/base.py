@@ -15,6 +15,10 @@ from agentkv.clock import Clock
 from agentkv.core.hint import Hint, SessionFacts
 from agentkv.core.usage import Usage
 
+_REFUSALS = 400
+_FAILURES = 500
+_NOT_IMPLEMENTED = 501
+
 
 class Outcome(StrEnum):
     """What became of a hint.
@@ -31,7 +35,10 @@ class Outcome(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeliveryReceipt:
-    """One hint's, or one later deed's that followed from it. `detail` is for people and holds no prompt text."""
+    """One hint's, or one later deed's that followed from it. `detail` is for people and holds no prompt text.
+
+    `refused`: it FAILED by the engine's own word, so the engine is there.
+    """
 
     adapter: str
     hint: str
@@ -40,6 +47,7 @@ class DeliveryReceipt:
     outcome: Outcome
     detail: str = ""
     seconds: float = 0.0
+    refused: bool = False
 
 
 class Unreachable(Exception):
@@ -53,17 +61,23 @@ class Unreachable(Exception):
         self.status = status
         self.dropped = dropped
 
+    @property
+    def refused(self) -> bool:
+        """Whether the engine itself said no. A server's own failure (5xx), or a proxy's words, are no answer of its."""
+        return self.status is not None and (_REFUSALS <= self.status < _FAILURES or self.status == _NOT_IMPLEMENTED)
+
 
 def receipted(name: str, hint: Hint, act: Callable[[], tuple[Outcome, str]], clock: Clock) -> DeliveryReceipt:
-    """The receipt of what `act` did about the hint; an engine that cannot be reached is a failure."""
+    """The receipt of what `act` did about the hint; an engine that cannot be reached is a failure, one that says no another."""
     began_s = clock.now_s()
     try:
         outcome, detail = act()
+        refused = outcome is Outcome.FAILED
     except Unreachable as error:
-        outcome, detail = Outcome.FAILED, str(error)
+        outcome, detail, refused = Outcome.FAILED, str(error), error.refused
     return DeliveryReceipt(
         adapter=name, hint=hint.id, kind=str(hint.kind), session=hint.session or hint.task, outcome=outcome,
-        detail=detail, seconds=clock.now_s() - began_s,
+        detail=detail, seconds=clock.now_s() - began_s, refused=refused,
     )  # fmt: skip
 
 

@@ -14,7 +14,7 @@ import itertools
 import secrets
 import threading
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from agentkv import log
@@ -104,18 +104,21 @@ class LlamaCpp:
     def deliver(self, hint: Hint, within_s: float) -> DeliveryReceipt:
         session = hint.session or hint.task
         started_s = self._clock.now_s()
+        refused = False
         try:
             pool = self._connected(within_s)
         except Unreachable as error:
-            outcome, detail = Outcome.FAILED, str(error)
+            outcome, detail, refused = Outcome.FAILED, str(error), error.refused
         else:
             with self._turn:
                 outcome, detail, steps = self._acted(pool, hint, session)
                 work = self._work.begin(pool, steps) if steps else None
             if work is not None:
                 outcome, detail = _awaited(work, min(within_s, TOGETHER_S), detail)
+                refused = outcome is Outcome.FAILED and work.refused
         seconds = self._clock.now_s() - started_s
-        return self._receipt(session, outcome, detail, seconds, kind=str(hint.kind), hint=hint.id)
+        receipt = self._receipt(session, outcome, detail, seconds, kind=str(hint.kind), hint=hint.id)
+        return replace(receipt, refused=refused)
 
     def _acted(self, pool: SlotPool, hint: Hint, session: str) -> tuple[Outcome, str, Sequence[Step]]:
         """What the hint says is noted; the steps that follow from it."""

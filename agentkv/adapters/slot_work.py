@@ -28,13 +28,18 @@ Note = Callable[[Step, Outcome, str, float], None]
 
 
 class Work:
-    """Steps under way. `lost`, `outcome` and `words` hold once `over` is set."""
+    """Steps under way. `lost`, `outcome`, `refused` and `words` hold once `over` is set.
+
+    `refused`: whatever failed did so by the server's own word.
+    """
 
     def __init__(self, steps: Sequence[Step]) -> None:
         self.steps = tuple(steps)
         self.over = threading.Event()
         self.lost: Step | None = None
         self.outcome = Outcome.ADVISORY
+        self.refused = True
+        self.unsaved: set[int] = set()
         self.words: list[str] = []
 
     @property
@@ -95,9 +100,10 @@ class SlotWork:
             self._learn(pool, work.lost.slot)
 
     def _fate(self, step: Step, work: Work) -> Fate:
-        """Ask for one step; after one that was not answered the rest would only hang as well."""
+        """Ask for one step; after one that was not answered the rest would only hang as well. What could not be saved stays."""
         began_s = self._clock.now_s()
-        if work.lost is not None or self._ended.is_set():
+        keeps = step.deed == "erase" and step.slot in work.unsaved
+        if work.lost is not None or keeps or self._ended.is_set():
             fate, outcome, detail = Fate.SKIPPED, Outcome.FAILED, "not tried"
         else:
             try:
@@ -107,8 +113,12 @@ class SlotWork:
             except Unreachable as error:
                 fate = Fate.LOST if error.status in _NO_ANSWER else Fate.REFUSED
                 outcome, detail = Outcome.FAILED, str(error)
+                work.refused = work.refused and error.refused
+                if step.deed == "save":
+                    work.unsaved.add(step.slot)
             except Exception as error:
                 log.failed("slot_action_failed", error=repr(error))
+                work.refused = False
                 fate, outcome, detail = Fate.LOST, Outcome.FAILED, type(error).__name__
         if fate is Fate.LOST:
             work.lost = step

@@ -28,7 +28,9 @@ class Step:
 
 
 class Fate(StrEnum):
-    """What became of a step. LOST: the server never answered, so nobody knows. SKIPPED: not asked for, after one that was lost."""
+    """What became of a step. LOST: the server never answered, so nobody knows. SKIPPED: not asked for, after one that was lost, or
+    whose save was refused.
+    """
 
     DONE = "done"
     REFUSED = "refused"
@@ -115,6 +117,8 @@ class SlotPool:
                 held.moving = False
             if fate is Fate.LOST:
                 self._unknown.add(step.slot)
+            elif fate is Fate.SKIPPED and step.deed == "erase" and held is not None and held.slot is None:
+                held.slot = step.slot  # what could not be saved is still there
         for held in self.sessions.values():
             if held.slot in self._unknown:
                 held.slot, held.busy = None, False

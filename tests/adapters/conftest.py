@@ -7,6 +7,8 @@ import threading
 import pytest
 
 from agentkv.adapters.strict import CHAT_FIELDS, StrictServer
+from agentkv.clock import ManualClock
+from agentkv.runtime.reach import Reach
 
 
 class FakeLlama(StrictServer):
@@ -17,7 +19,7 @@ class FakeLlama(StrictServer):
 
     def __init__(self, slots: int = 2) -> None:
         super().__init__(accepts=CHAT_FIELDS | {"id_slot"})
-        self.slots = dict.fromkeys(range(slots), 0)
+        self.slots: dict[int, int] = {}
         self.files: dict[str, int] = {}
         self.deeds: list[tuple[str, int, str]] = []
         self.broken: set[str] = set()
@@ -26,6 +28,13 @@ class FakeLlama(StrictServer):
         self.goes_on = threading.Event()
         self.routes = {"GET /slots": lambda _: (200, [{"id": slot} for slot in self.slots])}
         self.routes["GET /props"] = lambda _: (200, {"total_slots": len(self.slots)})
+        self.restart(slots)
+
+    def restart(self, slots: int) -> None:
+        """Slots are empty, files are there."""
+        self.slots = dict.fromkeys(range(slots), 0)
+        for route in [route for route in self.routes if "?action=" in route]:
+            del self.routes[route]
         for slot in self.slots:
             for deed in ("save", "restore", "erase"):
                 self.routes[f"POST /slots/{slot}?action={deed}"] = self._deed(slot, deed)
@@ -64,3 +73,23 @@ def llama():
     with FakeLlama() as server:
         yield server
         server.goes_on.set()
+
+
+@pytest.fixture
+def recorder():
+    from recorder import Recorder  # its folder is on the path once a test has imported from it
+
+    return Recorder()
+
+
+@pytest.fixture
+def clock():
+    return ManualClock(10.0)
+
+
+@pytest.fixture
+def reach(recorder, clock):
+    made = Reach(recorder, clock=clock)
+    yield made
+    recorder.gate.set()
+    made.close()

@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import sys
 import threading
+from pathlib import Path
 
 import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from recorder import until
 
 from agentkv.adapters.base import Outcome
 from agentkv.adapters.llamacpp import LlamaCpp
 from agentkv.clock import ManualClock
 from agentkv.core.forecast import Forecast
 from agentkv.core.hint import Hint, HintKind, ToolFacts
+from agentkv.runtime.reach import Reach
 
 
 @pytest.fixture
@@ -178,6 +185,48 @@ def test_a_refused_deed_costs_a_receipt_and_nothing_else(adapter, llama, deed):
     outcomes = {(receipt.kind, receipt.outcome) for receipt in adapter.tick()[0]}
     assert (deed, Outcome.FAILED) in outcomes
     adapter._pool.check()
+
+
+def through_reach(adapter, clock, *hints):
+    """The hints, told one after the other; the Reach."""
+    reach = Reach(adapter, clock=clock)
+    for number, one in enumerate(hints):
+        reach.tell(one)
+        until(lambda number=number: sum(bool(r.hint) for r in reach.receipts()) > number)
+    return reach
+
+
+def test_a_full_disk_does_not_make_the_server_away(adapter, llama):
+    """Every save is refused: contexts stay in their slots, and their calls find them there."""
+    llama.broken = {"save"}
+    llama.turn(adapter, "a", 1111)
+    llama.turn(adapter, "b", 500)
+    hints = [hint("tool_start", "ab"[number % 2], call_id=str(number), wait_s=(900.0,)) for number in range(6)]
+    reach = through_reach(adapter, adapter._clock, *hints, hint("tool_end", "a", call_id="0"))
+    assert not reach.stats()["away"]
+    assert reach.stats()["failed"] >= 3
+    assert {0: 1111, 1: 500} == llama.slots
+    assert [{"id_slot": 1}, {"id_slot": 0}] == [adapter.fields("b"), adapter.fields("a")]
+    assert not [deed for deed in llama.deeds if deed[0] in ("erase", "restore")]
+    reach.close()
+
+
+def test_a_session_that_ends_while_the_server_is_away_leaves_nothing_behind(adapter, llama):
+    """Its slot and its file are emptied when the server answers again, without another hint."""
+    llama.turn(adapter, "a", 1111)
+    llama.turn(adapter, "b", 500)
+    tell(adapter, "tool_start", "a")
+    adapter.reset()  # the next hint asks the server again
+    llama.fault = "close"
+    starts = [hint("tool_start", "b", call_id=str(number)) for number in range(3)]
+    reach = through_reach(adapter, adapter._clock, *starts, hint("session_end", "a"))
+    assert reach.stats()["away"]
+    assert 1111 in llama.files.values()
+    llama.fault = ""
+    adapter._clock.advance(1.1)
+    until(lambda: {0} == set(llama.files.values()))
+    until(lambda: "a" not in adapter._pool.sessions)
+    reach.close()
 
 
 def test_a_server_without_a_folder_for_slots_is_unsupported(adapter, llama):

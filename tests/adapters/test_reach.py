@@ -2,89 +2,31 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 import time
+from pathlib import Path
 
 import pytest
 
+sys.path.insert(0, str(Path(__file__).parent))
+
+from recorder import end, hint, until
+
 from agentkv import AgentKV, Message, Request, Sampling, ScriptedEngine
-from agentkv.adapters.base import DeliveryReceipt, Outcome, Unreachable
+from agentkv.adapters.base import DeliveryReceipt, Outcome, Unreachable, receipted
 from agentkv.adapters.found import Found, probe
 from agentkv.adapters.strict import StrictServer
 from agentkv.clock import ManualClock, SystemClock
-from agentkv.core.hint import Hint, HintKind, SessionFacts
+from agentkv.core.hint import HintKind, SessionFacts
 from agentkv.runtime import reach as reach_module
-from agentkv.runtime.reach import Reach
 
 KV_STATS_KEYS = {"adapter", "applied", "advisory", "unsupported", "failed", "queued", "away", "last"}
-
-
-class Recorder:
-    """An adapter that notes what it is told; `gate` holds it up, `outcome` is what it says, `error` what it raises."""
-
-    name = "recorder"
-    patience_s = 0.05
-
-    def __init__(self):
-        self.told, self.resets, self.closed = [], 0, 0
-        self.outcome, self.error = Outcome.APPLIED, None
-        self.gate = threading.Event()
-        self.gate.set()
-        self.due = []
-
-    def deliver(self, hint, within_s):
-        self.gate.wait(5)
-        self.told.append(hint.id)
-        if self.error is not None:
-            raise self.error
-        return DeliveryReceipt(
-            adapter="recorder", hint=hint.id, kind=str(hint.kind), session="s", outcome=self.outcome, detail="done"
-        )
-
-    def tick(self):
-        if self.error is not None:
-            raise self.error
-        return (self.due.pop(0), 0.01) if self.due else ((), None)
-
-    def reset(self):
-        self.resets += 1
-
-    def close(self):
-        self.closed += 1
-
-
-def hint(name, kind=HintKind.TOOL_START):
-    return Hint(id=str(name), kind=kind, at_s=0.0, ts_ms=0, task="t")
-
-
-def until(condition, seconds=20.0):
-    ends = time.monotonic() + seconds
-    while not condition() and time.monotonic() < ends:
-        time.sleep(0.002)
-    assert condition()
 
 
 def carried(found, session):
     extra = found.carries(SessionFacts(session=session))
     return None if extra is None else extra.body
-
-
-@pytest.fixture
-def recorder():
-    return Recorder()
-
-
-@pytest.fixture
-def clock():
-    return ManualClock(10.0)
-
-
-@pytest.fixture
-def reach(recorder, clock):
-    made = Reach(recorder, clock=clock)
-    yield made
-    recorder.gate.set()
-    made.close()
 
 
 def test_hints_are_delivered_in_order_each_once(reach, recorder):
@@ -170,6 +112,33 @@ def test_an_engine_that_stays_away_is_asked_ever_more_rarely(reach, recorder, cl
         until(lambda step=step: len(reach.receipts()) == step + 1)
         clock.advance(1.0)
     assert 8 <= len(recorder.told) <= 14
+
+
+def test_refusals_of_an_engine_that_is_there_do_not_make_it_away(reach, recorder):
+    """It said no, each with its receipt; a disk that is full is no engine that is gone."""
+    recorder.outcome, recorder.refused = Outcome.FAILED, True
+    for name in range(8):
+        reach.tell(hint(name))
+    reach.tell(end("a"))
+    until(lambda: len(reach.receipts()) == 9)
+    assert 9 == reach.stats()["failed"]
+    assert not reach.stats()["away"]
+    assert 0 == recorder.resets
+    assert 1 == recorder.told.count("end a")  # what was refused is not asked again
+
+
+@pytest.mark.parametrize(
+    ("status", "refused"),
+    [(None, False), (200, False), (302, False), (400, True), (404, True), (429, True), (500, False), (501, True), (503, False)],
+)  # fmt: skip
+def test_what_counts_as_the_engines_own_no(status, refused):
+    """No answer, another's answer and a server's own failure do not."""
+
+    def act():
+        raise Unreachable("x", status=status)
+
+    receipt = receipted("x", hint(1), act, ManualClock(0.0))
+    assert (Outcome.FAILED, refused) == (receipt.outcome, receipt.refused)
 
 
 def test_what_an_adapter_does_later_has_a_receipt_too(reach, recorder):

@@ -176,6 +176,16 @@ def test_a_file_that_nobody_tried_to_read_is_still_good():
     assert (file, "") == (pool.sessions["a"].file, pool.sessions["b"].file)
 
 
+def test_a_context_that_could_not_be_saved_stays_in_its_slot():
+    """A full disk must not cost it."""
+    pool = SlotPool(1, prefix="t")
+    done(pool, "a")
+    settled(pool, pool.leave("a"), Fate.REFUSED, Fate.SKIPPED)
+    held = pool.sessions["a"]
+    assert (0, "", True, False) == (held.slot, held.file, held.sure, held.clean)
+    assert (0, []) == done(pool, "a")
+
+
 class Machine(RuleBasedStateMachine):
     """Random calls over a model of what slots and files really hold; some steps fail."""
 
@@ -193,7 +203,8 @@ class Machine(RuleBasedStateMachine):
         self.pool.check()
         told = []
         for step, fate in zip(steps, (*fates, *[Fate.DONE] * len(steps)), strict=False):
-            if told and told[-1][1] in (Fate.LOST, Fate.SKIPPED):
+            unsaved = any(one.deed == "save" and kind is Fate.REFUSED and one.slot == step.slot for one, kind in told)
+            if (told and told[-1][1] in (Fate.LOST, Fate.SKIPPED)) or (unsaved and step.deed == "erase"):
                 fate = Fate.SKIPPED  # noqa: PLW2901  as the adapter does
             others = (held for name, held in self.pool.sessions.items() if name != caller)
             assert not any(held.busy and held.slot == step.slot for held in others)
