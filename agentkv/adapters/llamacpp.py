@@ -212,7 +212,8 @@ class LlamaCpp:
                 pool.give_up(session)
                 pool.disturb()
             return {}
-        return {"id_slot": slot}
+        held = pool.sessions.get(session)
+        return {"id_slot": slot} if held is not None and held.slot == slot else {}  # a restart may have come between
 
     def ended(self, session: str, *, tokens: int, cached_tokens: int | None) -> None:
         with self._turn:
@@ -300,14 +301,16 @@ class LlamaCpp:
     # -- the server
 
     def _connected(self, within_s: float) -> SlotPool:
-        """The books, once the server has told its slots; anew where it has others than before. Without `turn`."""
+        """The books, once the server has told its slots. Without `turn`."""
         pool = self._pool
         if pool is not None and self._counted:
             return pool
         slots = self._slots(within_s)
         with self._turn:
-            if self._pool is None or self._pool.slots != slots:
+            if self._pool is None:
                 self._pool = SlotPool(slots, prefix=self._prefix)
+            elif self._pool.slots != slots:
+                self._pool.recount(slots)
             self._counted, self._connects_s = True, 0.0
             return self._pool
 

@@ -130,7 +130,7 @@ class SlotWork:
 
     def _learn(self, pool: SlotPool, slot: int) -> None:
         """Ask, later and later, until the server says that the slot is idle; then erase it, and it is anybody's."""
-        while True:
+        while pool.is_unknown(slot):  # else the server was restarted without it
             pause_s = self._pauses.get(slot, FIRST_LOOK_S)
             self._pauses[slot] = min(2 * pause_s, MOST_LOOK_S)
             if self._ended.wait(pause_s):
@@ -140,9 +140,10 @@ class SlotWork:
             except Unreachable:
                 continue
             if _is_idle(slots, slot):
-                break
-        with self._turn:
-            self.begin(pool, pool.learned(slot))
+                with self._turn:
+                    steps = pool.learned(slot)
+                    if steps:
+                        self.begin(pool, steps)
 
 
 def _is_idle(slots: object, slot: int) -> bool:

@@ -111,19 +111,29 @@ class SlotPool:
                 self._emptying.remove(step.file)
                 self._spare.append(step.file)
         for step, fate in fates:
-            self._moving.discard(step.slot)
-            held = self.sessions.get(step.session)
-            if held is not None:
-                held.moving = False
-            if fate is Fate.LOST:
-                self._unknown.add(step.slot)
-            elif fate is Fate.SKIPPED and step.deed == "erase" and held is not None and held.slot is None:
-                held.slot = step.slot  # what could not be saved is still there
+            self._rests(step, fate)
         for held in self.sessions.values():
             if held.slot in self._unknown:
                 held.slot, held.busy = None, False
         ended = [name for name, held in self.sessions.items() if held.over and not held.busy and not held.moving]
         return [step for name in ended for step in self.drop(name)]
+
+    def _rests(self, step: Step, fate: Fate) -> None:
+        """Nothing moves any more where this step was."""
+        self._moving.discard(step.slot)
+        held = self.sessions.get(step.session)
+        if held is not None:
+            held.moving = False
+        if step.slot >= self.slots:
+            return  # the server was restarted without it
+        if fate is Fate.LOST:
+            self._unknown.add(step.slot)
+        elif fate is Fate.SKIPPED and step.deed == "erase" and held is not None and held.slot is None:
+            held.slot = step.slot  # what could not be saved is still there
+
+    def is_unknown(self, slot: int) -> bool:
+        """Whether nobody knows what this slot holds."""
+        return slot in self._unknown
 
     def learned(self, slot: int) -> list[Step]:
         """The server answers for this slot again: it is used again once it has been erased, whatever it holds."""
@@ -166,7 +176,7 @@ class SlotPool:
         """The call of `session` is over, and its slot holds more than its file; what to do if the session is, too."""
         held = self.sessions.get(session)
         if held is None or not held.busy:
-            return []
+            return [] if held is None or not held.over else self.drop(session)
         held.busy, held.clean, held.sure, held.used_s = False, False, True, now_s
         held.tokens = max(0, tokens)
         return self.drop(session) if held.over else []
@@ -202,18 +212,25 @@ class SlotPool:
         return steps + self._brought(session, held, slot)
 
     def drop(self, session: str) -> list[Step]:
-        """The session is over: its slot is erased, and its file is overwritten with nothing as soon as may be."""
+        """The session is over: its slot is erased, and its file is overwritten with nothing as soon as may be.
+
+        Told again, it overwrites the files that could not be before.
+        """
         held = self.sessions.get(session)
-        if held is None:
-            return []
-        if held.busy or held.moving:  # its last call was given up, and the slot computes until that is noticed
+        if held is not None and (
+            held.busy or held.moving
+        ):  # its last call was given up, and the slot computes until that is noticed
             held.over = True
             return []
-        del self.sessions[session]
-        if held.file:
-            self._stale.append(held.file)
+        slot = None
+        if held is not None:
+            del self.sessions[session]
+            slot = held.slot
+            if held.file:
+                self._stale.append(held.file)
         free = self.free_slots()
-        slot = held.slot if held.slot is not None else free[0] if free else None
+        if slot is None and self._stale and free:
+            slot = free[0]
         if slot is None:
             return []
         steps = [Step(deed="erase", slot=slot, session=session)]
@@ -246,6 +263,13 @@ class SlotPool:
             held.sure = held.busy
             if not held.busy and not held.moving:
                 held.slot = None
+
+    def recount(self, slots: int) -> None:
+        """The server has restarted with so many slots. What lies in files stays known; calls that it computed are lost."""
+        self.slots = slots
+        self._unknown = {slot for slot in self._unknown if slot < slots}
+        for held in self.sessions.values():
+            held.slot, held.busy, held.sure = None, False, False
 
     def check(self) -> None:
         """Every redundant fact, recomputed; AssertionError where the books are wrong."""

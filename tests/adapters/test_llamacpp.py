@@ -229,6 +229,30 @@ def test_a_session_that_ends_while_the_server_is_away_leaves_nothing_behind(adap
     reach.close()
 
 
+@pytest.mark.parametrize("slots", [1, 3])
+def test_after_a_restart_with_other_slots_nothing_is_forgotten(adapter, llama, slots):
+    """Contexts come from their files, ends empty them, and no two sessions ever have one file's name."""
+    llama.turn(adapter, "a", 1111)
+    llama.turn(adapter, "b", 500)
+    tell(adapter, "tool_start", "a")
+    tell(adapter, "tool_start", "b")
+    names = set(llama.files)
+    llama.restart(slots)
+    adapter.reset()
+    assert 1111 == llama.slots[adapter.fields("a")["id_slot"]]
+    adapter.ended("a", tokens=1200, cached_tokens=1111)
+    for name in "cde":
+        llama.turn(adapter, name)
+        tell(adapter, "tool_start", name)
+    for name in "abcde":
+        tell(adapter, "session_end", name)
+    until(lambda: not adapter._work.under_way)
+    assert names < set(llama.files)
+    assert {0} == set(llama.slots.values()) | set(llama.files.values())
+    assert slots == adapter._pool.slots
+    adapter._pool.check()
+
+
 def test_a_server_without_a_folder_for_slots_is_unsupported(adapter, llama):
     """After its first refusal it is not asked again, and calls are left alone."""
     llama.saves = False

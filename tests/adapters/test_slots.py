@@ -176,6 +176,28 @@ def test_a_file_that_nobody_tried_to_read_is_still_good():
     assert (file, "") == (pool.sessions["a"].file, pool.sessions["b"].file)
 
 
+def test_a_session_that_ended_in_a_call_that_a_restart_ended_is_dropped():
+    """Its file is emptied though its slot is nobody's any more."""
+    pool = SlotPool(2, prefix="t")
+    done(pool, "a")
+    settled(pool, pool.save("a"), Fate.DONE)
+    pool.claim("a", 2.0)
+    assert [] == pool.drop("a")
+    pool.recount(1)
+    assert ["erase", "save"] == [step.deed for step in pool.release("a", 3.0, tokens=0)]
+    assert {} == pool.sessions
+
+
+def test_an_end_whose_steps_were_lost_empties_its_file_when_it_is_told_again():
+    """As Reach does when the server answers."""
+    pool = SlotPool(2, prefix="t")
+    done(pool, "a")
+    settled(pool, pool.save("a"), Fate.DONE)
+    assert [] == settled(pool, pool.drop("a"), Fate.LOST, Fate.SKIPPED)
+    assert ["erase", "save"] == [step.deed for step in pool.drop("a")]
+    assert [] == pool.drop("never heard of")
+
+
 def test_a_context_that_could_not_be_saved_stays_in_its_slot():
     """A full disk must not cost it."""
     pool = SlotPool(1, prefix="t")
@@ -184,6 +206,30 @@ def test_a_context_that_could_not_be_saved_stays_in_its_slot():
     held = pool.sessions["a"]
     assert (0, "", True, False) == (held.slot, held.file, held.sure, held.clean)
     assert (0, []) == done(pool, "a")
+
+
+def test_a_restart_with_fewer_slots_forgets_no_file():
+    """Sessions in slots that are gone come from their files, steps under way in them end, and names are never given twice."""
+    pool = SlotPool(3, prefix="t")
+    for name in "abc":
+        done(pool, name)
+    settled(pool, pool.save("a"), Fate.DONE)
+    settled(pool, pool.leave("b"), Fate.LOST, Fate.SKIPPED)
+    pool.claim("c", 3.0)
+    moving = pool.save("a") or pool.leave("a")
+    pool.begin(moving)
+    pool.recount(1)
+    pool.check()
+    assert [] == pool.settle([(step, Fate.LOST) for step in moving])
+    file = pool.sessions["a"].file
+    assert [] == pool.release("c", 4.0, tokens=5)
+    for step in pool.learned(0):
+        settled(pool, [step], Fate.DONE)
+    assert (0, [("restore", 0, "a")]) == done(pool, "a")
+    assert (0, [("save", 0, "a")]) == done(pool, "c")
+    settled(pool, pool.save("c"), Fate.DONE)
+    assert pool.sessions["c"].file not in ("", file)
+    assert not pool.is_unknown(1)
 
 
 class Machine(RuleBasedStateMachine):
@@ -255,7 +301,7 @@ class Machine(RuleBasedStateMachine):
     def drop(self, session, fates):
         self.carry_out(self.pool.drop(session), fates)
 
-    @rule(slot=st.integers(0, 1), fates=FATES)
+    @rule(slot=st.integers(0, 2), fates=FATES)
     def learned(self, slot, fates):
         self.carry_out(self.pool.learned(slot), fates)
 
@@ -266,9 +312,12 @@ class Machine(RuleBasedStateMachine):
                 self.slots[held.slot] = "stranger"
         self.pool.disturb()
 
-    @rule()
-    def restart(self):
-        if not any(held.busy for held in self.pool.sessions.values()):
+    @rule(slots=st.integers(1, 3))
+    def restart(self, slots):
+        if slots != self.pool.slots:
+            self.slots = {}
+            self.pool.recount(slots)
+        elif not any(held.busy for held in self.pool.sessions.values()):
             self.slots = {}
             self.pool.forget_slots()
 
