@@ -12,10 +12,10 @@ import hashlib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
+from urllib.parse import SplitResult, urlsplit
 
-from agentkv.adapters.base import DeliveryReceipt, Extra, Outcome, receipted
-from agentkv.adapters.vllm_door import DoorCaller, default_socket
+from agentkv.adapters.base import DeliveryReceipt, Extra, Outcome, Unreachable, receipted
+from agentkv.adapters.vllm_door import DoorCaller, Plug, default_socket
 from agentkv.clock import Clock, SystemClock
 from agentkv.core.hint import Hint, HintKind, SessionFacts
 from agentkv.core.task import UNATTRIBUTED
@@ -28,7 +28,7 @@ class Vllm:
     """One server. `deliver`, `tick` and `reset` by one thread; `carries` and `ended` from any.
 
     `socket`: where its plug-in listens; by default the one place for each user ($AGENTKV_VLLM_SOCKET), and only for a
-    server on this machine. `known` says whether it takes a priority: unless that was found out, none is sent.
+    server on this machine whose port is one of those that the plug-in tells. `known` says whether it takes a priority: unless that was found out, none is sent.
     """
 
     name = "vllm"
@@ -43,16 +43,20 @@ class Vllm:
         known: Any = None,
         socket: str | Path | None = None,
     ) -> None:
-        here = (urlsplit(base_url).hostname or "") in _HERE
-        path = Path(socket) if socket is not None else default_socket() if here else None
-        self._door = None if path is None else DoorCaller(path)
+        place = urlsplit(base_url)
+        path = Path(socket) if socket is not None else default_socket() if (place.hostname or "") in _HERE else None
+        port = None if socket is not None else _port(place)
         self._clock = clock or SystemClock()
+        self._door = None if path is None else DoorCaller(path)
+        self._plug = None if path is None else Plug(path, port=port, clock=self._clock)
+        if self._plug is not None:
+            self._plug.serves()  # asked here, where somebody may wait, rather than by the first call
         self._priority = getattr(known, "priority", None) is True
 
     @property
     def plugged(self) -> bool:
-        """Whether our plug-in listens."""
-        return self._door is not None and self._door.is_there()
+        """Whether our plug-in answers, and for this server."""
+        return self._plug is not None and self._plug.serves()
 
     @property
     def wants_prewarm(self) -> bool:
@@ -84,11 +88,15 @@ class Vllm:
         return receipted(self.name, hint, lambda: self._told(hint, within_s), self._clock)
 
     def _told(self, hint: Hint, within_s: float) -> tuple[Outcome, str]:
-        if self._door is None or not self._door.is_there():
+        if self._door is None or self._plug is None or not self._plug.serves():
             if hint.kind in (HintKind.TURN_START, HintKind.TURN_END):
                 return Outcome.ADVISORY, "goes with the request"
-            return Outcome.UNSUPPORTED, "our plug-in does not listen here (docs/vllm.md)"
-        answer = self._door.say(wired(hint).to_line(), within_s)
+            return Outcome.UNSUPPORTED, "our plug-in does not serve here (docs/vllm.md)"
+        try:
+            answer = self._door.say(wired(hint).to_line(), within_s)
+        except Unreachable:
+            self._plug.doubt()
+            raise
         outcome = answer.get("outcome")
         known = outcome if outcome in {str(one) for one in Outcome} else Outcome.FAILED
         return Outcome(known), str(answer.get("detail", ""))[:200]
@@ -99,10 +107,19 @@ class Vllm:
     def reset(self) -> None:
         """A new server has a new door."""
         self.close()
+        if self._plug is not None:
+            self._plug.forget()
 
     def close(self) -> None:
         if self._door is not None:
             self._door.close()
+
+
+def _port(place: SplitResult) -> int | None:
+    try:
+        return place.port or (443 if place.scheme == "https" else 80)
+    except ValueError:  # a port that is no number
+        return None
 
 
 def wired(hint: Hint) -> WireHint:

@@ -1,7 +1,7 @@
 """The plug-in's door in vLLM, seen from outside: where it is, and one line of answer for one line of hint.
 
-Covers the address, a kept connection, deadlines, and that nobody else's process is told anything. What the plug-in does with a
-hint is its own affair (`integrations/agentkv_vllm`).
+Covers the address, a kept connection, deadlines, whether the plug-in serves there and for which server, and that nobody
+else's process is told anything. What the plug-in does with a hint is its own affair (`integrations/agentkv_vllm`).
 """
 
 from __future__ import annotations
@@ -9,19 +9,26 @@ from __future__ import annotations
 import json
 import os
 import socket
+import stat
 import struct
 import tempfile
+import threading
 import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from agentkv.adapters.base import Unreachable
+from agentkv.clock import Clock
 
 SOCKET_VARIABLE = "AGENTKV_VLLM_SOCKET"
 ASK = "agentkv.ask/1"
 REPLY = "agentkv.reply/1"
 MOST_BYTES = 1 << 18
+LOOK_S = 0.2
+"""How long the question may take whether anybody serves there; a call may wait for it."""
+_FIRST_AGAIN_S = 1.0
+_MOST_AGAIN_S = 30.0
 _CREDENTIALS = struct.Struct("3i")  # pid, uid, gid
 
 
@@ -101,6 +108,79 @@ class DoorCaller:
                 raise
             self._line = line
         return self._line
+
+
+class Plug:
+    """Whether our plug-in serves at `path`, for the server at `port` (None: for whichever). Thread-safe.
+
+    A socket's file says neither: it outlives an engine that was killed, and may be that of another engine of this user. So
+    the door is asked when its file is new; where it did not answer, or for another server, again later and later.
+    """
+
+    def __init__(self, path: Path, *, port: int | None, clock: Clock) -> None:
+        self._path = path
+        self._port = port
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._file: tuple[int, int] | None = None
+        self._serves = False
+        self._again_s = 0.0
+        self._pause_s = _FIRST_AGAIN_S
+
+    def serves(self) -> bool:
+        """As far as is known; asks, in LOOK_S at most, where that may have changed. Without a file it costs nothing."""
+        file = self._there()
+        if file is None:
+            return False
+        if file == self._file and (self._serves or self._clock.now_s() < self._again_s):
+            return self._serves
+        if self._lock.acquire(blocking=False):  # else somebody asks just now
+            try:
+                self._look(file)
+            finally:
+                self._lock.release()
+        return self._serves
+
+    def doubt(self) -> None:
+        """Somebody was not answered there: ask now."""
+        file = self._there()
+        if file is not None:
+            with self._lock:
+                self._look(file)
+
+    def forget(self) -> None:
+        """Ask when next somebody wants to know."""
+        self._file = None
+
+    def _there(self) -> tuple[int, int] | None:
+        try:
+            facts = self._path.stat()
+        except OSError:
+            facts = None
+        if facts is None or not stat.S_ISSOCK(facts.st_mode):
+            self._file, self._serves = None, False
+            return None
+        return facts.st_ino, facts.st_mtime_ns
+
+    def _look(self, file: tuple[int, int]) -> None:
+        caller = DoorCaller(self._path)
+        try:
+            serves = _is_for(self._port, caller.state(LOOK_S).get("ports"))
+        except Unreachable:
+            serves = False
+        finally:
+            caller.close()
+        if serves or file != self._file:
+            self._pause_s = _FIRST_AGAIN_S
+        self._file, self._serves = file, serves
+        self._again_s = self._clock.now_s() + self._pause_s
+        if not serves:
+            self._pause_s = min(2 * self._pause_s, _MOST_AGAIN_S)
+
+
+def _is_for(port: int | None, ports: Any) -> bool:
+    """Whether a plug-in whose server has these ports is that of the server at `port`; one that does not know is believed."""
+    return port is None or not isinstance(ports, list) or not ports or port in ports
 
 
 def _check_owner(line: socket.socket) -> None:

@@ -18,6 +18,7 @@ from agentkv.errors import ConfigError
 from agentkv.hints.wire import WireHint
 from agentkv_vllm.config import default_socket
 from agentkv_vllm.door import Door
+from agentkv_vllm.ports import ports
 from agentkv_vllm.sessions import Sessions
 
 MOST_KEPT = 256
@@ -38,6 +39,7 @@ class Side:
             ("hints", "promotions", "under_way", "promoted_blocks", "missing_blocks"), 0
         )
         self._stirred = False
+        self._found_ports: list[int] = []
         self._lock = threading.Lock()
 
     def open(self, path: Path | None) -> None:
@@ -93,11 +95,16 @@ class Side:
             self._started_ms.append(max(0.0, 1000 * late_s))
 
     def stats(self) -> dict[str, Any]:
-        """Counts as plain JSON values; `started_ms` are the latest promotions, from due to on their way."""
+        """Counts as plain JSON values; `started_ms` are the latest promotions, from due to on their way, `ports` the server's."""
         with self._lock:
             counts, started = dict(self._counts), [round(value, 3) for value in self._started_ms]
         wakes = "wakes" if self.wake is not None else "steps while anybody waits"
-        return {**self.sessions.stats(), **counts, "started_ms": started, "idle": wakes}
+        return {**self.sessions.stats(), **counts, "started_ms": started, "idle": wakes, "ports": self._ports()}
+
+    def _ports(self) -> list[int]:
+        """Looked for until some are found: the server may not listen yet."""
+        self._found_ports = self._found_ports or ports()
+        return self._found_ports
 
     def close(self) -> None:
         """Stop listening."""

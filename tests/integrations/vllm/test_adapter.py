@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
+import socket
+import threading
 import time
+from dataclasses import replace
 
 import pytest
 from agentkv_vllm.door import Door
-from agentkv_vllm.sessions import Sessions
+from agentkv_vllm.sessions import MOST_CALLS, Sessions
 from agentkv_vllm.side import Side
 
 from agentkv.adapters.base import Adapter, Outcome, Routing
 from agentkv.adapters.probe import Known
 from agentkv.adapters.vllm import Vllm, hidden
+from agentkv.clock import ManualClock
 from agentkv.core.forecast import Forecast
 from agentkv.core.hint import Hint, HintKind, SessionFacts, ToolFacts
 
@@ -91,25 +96,112 @@ def test_without_the_plug_in_hints_are_unsupported_and_requests_name_no_session_
     assert {"session_id": "run-7"} == adapter.carries(SessionFacts(session="run-7")).body
 
 
+def killed(side, socket_path):
+    """The side is gone, its socket's file is not."""
+    kept = socket_path.with_suffix(".kept")
+    socket_path.rename(kept)
+    side.close()
+    kept.rename(socket_path)
+
+
+def test_a_socket_that_nobody_serves_is_no_plug_in(side, socket_path):
+    """An engine that was killed leaves its file: requests name no session to it, hints are unsupported, a prewarm helps."""
+    killed(side, socket_path)
+    adapter = Vllm(URL, socket=socket_path)
+    assert not adapter.plugged
+    assert adapter.wants_prewarm
+    assert {"session_id": "run-7"} == adapter.carries(SessionFacts(session="run-7")).body
+    assert Outcome.UNSUPPORTED is outcome(adapter, "tool_start")
+
+
+@pytest.mark.parametrize("says", [b"", b"hello\n", b'{"v":"agentkv.reply/9"}\n', None])
+def test_a_socket_at_which_something_else_listens_is_no_plug_in(socket_path, says):
+    """It hangs up, talks otherwise or not at all; whoever makes a call waits for that once in a while at most."""
+    listener = socket.socket(socket.AF_UNIX)
+    listener.bind(str(socket_path))
+    listener.listen()
+    came = []
+
+    def serve():
+        with contextlib.suppress(OSError):
+            while True:
+                line, _ = listener.accept()
+                came.append(line)
+                if says is not None:
+                    line.sendall(says)
+                    line.close()
+
+    thread = threading.Thread(target=serve, daemon=True)
+    thread.start()
+    adapter = Vllm(URL, socket=socket_path, clock=ManualClock(0.0))
+    for _ in range(50):
+        assert "kv_transfer_params" not in adapter.carries(SessionFacts(session="run-7")).body
+    assert not adapter.plugged
+    for _ in range(2):  # after one second, then after two
+        adapter._clock.advance(1.1)
+        assert not adapter.plugged
+    with contextlib.closing(socket.socket(socket.AF_UNIX)) as last:
+        last.connect(str(socket_path))
+        ends_s = time.monotonic() + 20
+        while len(came) < 3 and time.monotonic() < ends_s:
+            time.sleep(0.01)
+    listener.shutdown(socket.SHUT_RDWR)
+    thread.join(20)
+    for line in (listener, *came):
+        line.close()
+    assert 3 == len(came)  # two of ours, and the last
+
+
+def test_a_plug_in_that_comes_later_is_noticed_at_once(socket_path, adapter):
+    """A new file is a new door."""
+    assert not adapter.plugged
+    later = Side(Sessions())
+    later.open(socket_path)
+    assert adapter.plugged
+    assert "kv_transfer_params" in adapter.carries(SessionFacts(session="run-7")).body
+    later.close()
+    assert not adapter.plugged
+
+
+def test_a_second_server_on_this_machine_is_not_taken_for_the_one_with_the_plug_in(socket_path, side, monkeypatch):
+    """The plug-in tells the ports of its own; one that cannot know is believed, and so is a user who names the socket."""
+    monkeypatch.setenv("AGENTKV_VLLM_SOCKET", str(socket_path))
+    monkeypatch.setenv("AGENTKV_VLLM_PORT", "8000, 9000")
+    assert [True, True, False, False] == [
+        Vllm(f"http://127.0.0.1{port}/v1").plugged for port in (":8000", ":9000", ":8001", "")
+    ]
+    assert Vllm("http://127.0.0.1:8001/v1", socket=socket_path).plugged
+    side._found_ports = []
+    monkeypatch.delenv("AGENTKV_VLLM_PORT")
+    monkeypatch.setattr("agentkv_vllm.side.ports", list)
+    assert Vllm("http://127.0.0.1:8001/v1").plugged
+
+
 def test_an_engine_that_was_killed_fails_and_one_that_came_back_is_told(side, adapter, socket_path):
     """Its socket's file is still there; nobody waits long."""
     side.sessions.begins("run-7")
     assert Outcome.APPLIED is outcome(adapter, "tool_start")
-    side.close()
-    assert Outcome.UNSUPPORTED is outcome(adapter, "tool_start")
-    import socket
-
-    with socket.socket(socket.AF_UNIX) as dead:
-        dead.bind(str(socket_path))
+    killed(side, socket_path)
+    assert adapter.plugged  # nobody has noticed yet
     began = time.monotonic()
     assert Outcome.FAILED is outcome(adapter, "tool_start")
     assert time.monotonic() - began < 4
-    adapter.reset()
+    assert not adapter.plugged
+    assert Outcome.UNSUPPORTED is outcome(adapter, "tool_start")
     again = Side(Sessions())
     again.open(socket_path)
     again.sessions.begins("run-7")
     assert Outcome.APPLIED is outcome(adapter, "tool_start")
     again.close()
+
+
+def test_a_call_too_many_is_refused_by_an_engine_that_is_there(side, adapter):
+    """Its receipt says so: refusals do not make an engine away."""
+    side.sessions.begins("run-7")
+    calls = [ToolFacts(call_id=str(number), tool="pytest") for number in range(MOST_CALLS + 3)]
+    receipts = [adapter.deliver(replace(hint("tool_start"), call=call), 5.0) for call in calls]
+    assert {(Outcome.APPLIED, False)} == {(one.outcome, one.refused) for one in receipts[:MOST_CALLS]}
+    assert {(Outcome.FAILED, True)} == {(one.outcome, one.refused) for one in receipts[MOST_CALLS:]}
 
 
 def test_a_door_that_says_nonsense_is_a_failure(socket_path, adapter):
@@ -145,6 +237,7 @@ def test_a_caller_that_nobody_knows_carries_nothing():
 def test_a_server_elsewhere_has_no_door_here(url, socket_path, side, monkeypatch):
     """A socket of this machine belongs to an engine of this machine, unless it is named."""
     monkeypatch.setenv("AGENTKV_VLLM_SOCKET", str(socket_path))
+    monkeypatch.setenv("AGENTKV_VLLM_PORT", "1")
     assert not Vllm(url).plugged
     assert Vllm(url, socket=socket_path).plugged
     assert Vllm(URL).plugged
