@@ -160,7 +160,10 @@ class LlamaCpp:
         with self._turn:
             deeds, self._deeds = self._deeds, []
             due_s = max(0.0, self._heap[0][0] - self._clock.now_s()) if self._heap else None
-            if self._work.under_way:
+            lingers = self._pool if self._pool is not None and self._pool.lingers else None
+            if lingers is not None:
+                self._work.look_for_leaks(lingers)
+            if self._work.under_way or lingers is not None:
                 due_s = _LOOK_S if due_s is None else min(due_s, _LOOK_S)
             return deeds, due_s
 
@@ -199,6 +202,7 @@ class LlamaCpp:
                 return {}
             if session == UNATTRIBUTED or (session in pool.sessions and pool.sessions[session].busy):
                 pool.disturb()  # it will take any slot that is idle
+                self._work.look_for_leaks(pool)
                 return {}
             claim = self._claimed(pool, session)
             if claim is None:
@@ -230,17 +234,20 @@ class LlamaCpp:
 
     def _claimed(self, pool: SlotPool, session: str) -> tuple[int, list[Step]] | None:
         """A slot for a call, and what must be done first; None where there is none for too long."""
-        began_s = self._clock.now_s()
+        began_s, slept_s = self._clock.now_s(), 0.0
         self._waiting_calls += 1
         try:
             while True:
                 claim = pool.claim(session, self._clock.now_s())
                 if claim is not None:
                     break
+                self._work.look_for_leaks(pool)
                 most_s = min(self._room_s, CALL_S) if pool.moving else self._room_s
-                left_s = began_s + most_s - self._clock.now_s()
-                if self._closed or left_s <= 0 or not self._turn.wait(left_s):
+                left_s = most_s - max(slept_s, self._clock.now_s() - began_s)
+                if self._closed or left_s <= 0:
                     return None
+                pause_s = min(left_s, _LOOK_S)
+                slept_s += 0.0 if self._turn.wait(pause_s) else pause_s
         finally:
             self._waiting_calls -= 1
         self._waits.pop(session, None)  # the end of its tools may have come too late to be told

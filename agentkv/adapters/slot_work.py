@@ -1,7 +1,8 @@
 """SlotWork: slot actions on threads of their own, so that one that hangs keeps nobody but its own session.
 
-Covers carrying steps out in order, what became of each, and learning again of a slot whose action was never answered: the
-server is asked until it says that the slot is idle, then the slot is erased before anybody uses it. Does not cover which
+Covers carrying steps out in order, what became of each, learning again of a slot whose action was never answered (the
+server is asked until it says that the slot is idle, then the slot is erased before anybody uses it), and slots of calls
+whose end nobody told: the server is asked whether it computes them. Does not cover which
 steps (`slots.py`), nor when (`llamacpp.py`). A slot moves in one piece of work at a time, so threads are as few as slots.
 """
 
@@ -13,13 +14,17 @@ from collections.abc import Callable, Mapping, Sequence
 from agentkv import log
 from agentkv.adapters.base import Outcome, Unreachable
 from agentkv.adapters.http import Endpoint
-from agentkv.adapters.slots import Fate, SlotPool, Step
+from agentkv.adapters.slots import Claim, Fate, SlotPool, Step
 from agentkv.clock import Clock
 
 FIRST_LOOK_S = 1.0
 MOST_LOOK_S = 30.0
 LOOK_WITHIN_S = 10.0
 """A server that computes a long batch answers late; nobody waits for this but the slot itself."""
+LEAK_S = 30.0
+"""A call that has its slot for so long, while others want one, may have been given up by a client that told nobody."""
+LEAK_LOOK_S = 5.0
+"""Between two looks at it: a client that tries again is idle in between, too."""
 
 _NO_ANSWER = (None, 200, 502, 503, 504)
 """Nothing came, or not the server's own words: what became of the slot is not known."""
@@ -61,6 +66,7 @@ class SlotWork:
         self._clock = clock
         self._under_way: set[Work] = set()
         self._pauses: dict[int, float] = {}
+        self._looks = False
         self._ended = threading.Event()
 
     @property
@@ -75,6 +81,16 @@ class SlotWork:
         self._under_way.add(work)
         threading.Thread(target=self._run, args=(pool, work), name="agentkv-slot", daemon=True).start()
         return work
+
+    def look_for_leaks(self, pool: SlotPool) -> None:
+        """Somebody wants a slot: those that calls have had for very long are given back if the server computes nothing there.
+
+        With `turn` held; the asking is a thread's own.
+        """
+        claims = pool.overdue(self._clock.now_s() - LEAK_S)
+        if claims and not self._looks and not self._ended.is_set():
+            self._looks = True
+            threading.Thread(target=self._look, args=(pool, claims), name="agentkv-slot-look", daemon=True).start()
 
     def close(self, within_s: float) -> None:
         """Let what is under way come to its end, in so long together; nothing is asked for after that. Idempotent."""
@@ -145,9 +161,32 @@ class SlotWork:
                     if steps:
                         self.begin(pool, steps)
 
+    def _look(self, pool: SlotPool, claims: Sequence[Claim]) -> None:
+        """Twice, with a pause; a server that does not say it for sure is believed to compute."""
+        try:
+            for look in range(2):
+                if look and self._ended.wait(LEAK_LOOK_S):
+                    return
+                slots = self._server.get("/slots", LOOK_WITHIN_S)
+                claims = [claim for claim in claims if _is_idle(slots, claim.slot, surely=True)]
+                if not claims:
+                    return
+            with self._turn:
+                for claim in claims:
+                    log.count("llamacpp_claim_leaked")
+                    steps = pool.reclaim(claim)
+                    if steps:
+                        self.begin(pool, steps)
+                self._turn.notify_all()
+        except Unreachable:
+            return
+        finally:
+            self._looks = False
 
-def _is_idle(slots: object, slot: int) -> bool:
+
+def _is_idle(slots: object, slot: int, *, surely: bool = False) -> bool:
+    """Whether the server says that this slot computes nothing; `surely`: in so many words."""
     if not isinstance(slots, list):
         return False
-    told = [one for one in slots if isinstance(one, Mapping) and one.get("id") == slot]
-    return bool(told) and not told[0].get("is_processing")
+    told = [one.get("is_processing") for one in slots if isinstance(one, Mapping) and one.get("id") == slot]
+    return bool(told) and (told[0] is False or (not surely and not told[0]))

@@ -27,6 +27,15 @@ class Step:
     file: str = ""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Claim:
+    """A slot that a call was given, and when."""
+
+    session: str
+    slot: int
+    since_s: float
+
+
 class Fate(StrEnum):
     """What became of a step. LOST: the server never answered, so nobody knows. SKIPPED: not asked for, after one that was lost, or
     whose save was refused.
@@ -43,7 +52,7 @@ class Held:
     """What is known of one session.
 
     `clean`: the file holds what the slot holds. `sure`: so does the slot itself. `over`: drop it as soon as it is idle.
-    `moving`: steps about it are under way.
+    `moving`: steps about it are under way. `tokens` are in its slot, if it has one, and `saved` in its file.
     """
 
     slot: int | None = None
@@ -54,6 +63,7 @@ class Held:
     over: bool = False
     moving: bool = False
     tokens: int = 0
+    saved: int = 0
     due_s: float | None = None
     used_s: float = 0.0
 
@@ -178,7 +188,7 @@ class SlotPool:
         if held is None or not held.busy:
             return [] if held is None or not held.over else self.drop(session)
         held.busy, held.clean, held.sure, held.used_s = False, False, True, now_s
-        held.tokens = max(0, tokens)
+        held.tokens = tokens if tokens > 0 else held.tokens  # else it was not answered, or nobody told
         return self.drop(session) if held.over else []
 
     def save(self, session: str) -> list[Step]:
@@ -187,7 +197,7 @@ class SlotPool:
         if held is None or held.busy or held.moving or held.slot is None or held.clean or not held.sure:
             return []
         held.file = held.file or self._name()
-        held.clean = True
+        held.clean, held.saved = True, held.tokens
         return [Step(deed="save", slot=held.slot, session=session, file=held.file)]
 
     def leave(self, session: str) -> list[Step]:
@@ -249,6 +259,8 @@ class SlotPool:
         held = self.sessions.get(step.session)
         if held is not None and held.file == step.file and (tried or step.deed == "save"):  # its content is unknown now
             held.file, held.clean = "", False
+            if step.deed == "restore":
+                held.tokens = 0
             self._stale.append(step.file)
 
     def disturb(self) -> None:
@@ -256,6 +268,26 @@ class SlotPool:
         for held in self.sessions.values():
             if not held.busy:
                 held.sure = False
+
+    def overdue(self, before_s: float) -> list[Claim]:
+        """Calls that were given a slot before then, and whose end nobody has told."""
+        return [
+            Claim(session=name, slot=held.slot, since_s=held.used_s) for name, held in self.sessions.items()
+            if held.busy and not held.moving and held.slot is not None and held.used_s <= before_s
+        ]  # fmt: skip
+
+    @property
+    def lingers(self) -> bool:
+        """Whether a session is over, and only its call is not."""
+        return any(held.over and held.busy for held in self.sessions.values())
+
+    def reclaim(self, claim: Claim) -> list[Step]:
+        """The server does not compute this call, so nobody will tell its end; what the slot holds is not sure."""
+        held = self.sessions.get(claim.session)
+        if held is None or not held.busy or held.moving or (held.slot, held.used_s) != (claim.slot, claim.since_s):
+            return []
+        held.busy, held.sure, held.clean = False, False, False
+        return self.drop(claim.session) if held.over else []
 
     def forget_slots(self) -> None:
         """The server has restarted: slots are empty, files are there."""
@@ -306,6 +338,7 @@ class SlotPool:
     def _brought(self, session: str, held: Held, slot: int) -> list[Step]:
         """Put the session into `slot`, with what its file holds: an older context is still the beginning of the newest."""
         held.slot, held.sure, held.clean = slot, True, bool(held.file)
+        held.tokens = held.saved if held.file else 0
         if not held.file:
             return []
         return [Step(deed="restore", slot=slot, session=session, file=held.file)]

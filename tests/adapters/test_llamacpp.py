@@ -285,6 +285,29 @@ def test_a_slot_that_somebody_else_used_is_noticed_by_the_next_call(adapter, lla
     assert 1111 == llama.slots[adapter.fields("a")["id_slot"]]
 
 
+@pytest.mark.parametrize(("cached", "believed"), [(7, False), (0, False), (None, True), (900, True)])
+def test_the_number_that_a_call_tells_decides_what_is_believed_of_the_others(adapter, llama, cached, believed):
+    """Little: somebody else was there. None: nobody told."""
+    llama.turn(adapter, "a", 1111)
+    llama.turn(adapter, "b")
+    adapter.fields("b")
+    adapter.ended("b", tokens=1000, cached_tokens=cached)
+    assert believed is adapter._pool.sessions["a"].sure
+    assert adapter._pool.sessions["b"].sure
+
+
+def test_a_context_that_could_not_be_brought_back_accuses_nobody(adapter, llama):
+    """Its call computes it again, and that little was found is no surprise."""
+    llama.turn(adapter, "a", 1111)
+    llama.turn(adapter, "b")
+    tell(adapter, "tool_start", "a")
+    llama.turn(adapter, "c")
+    llama.broken = {"restore"}
+    adapter.fields("a")
+    adapter.ended("a", tokens=1200, cached_tokens=0)
+    assert all(held.sure for held in adapter._pool.sessions.values())
+
+
 @pytest.mark.parametrize("fault", ["hang", "html", "close", "endless"])
 def test_a_broken_server_is_a_failed_receipt(adapter, llama, fault):
     """Whatever it does instead of an answer, within the time that was given."""

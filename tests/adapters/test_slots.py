@@ -232,6 +232,54 @@ def test_a_restart_with_fewer_slots_forgets_no_file():
     assert not pool.is_unknown(1)
 
 
+def test_a_slot_is_taken_back_only_from_the_call_that_was_looked_at():
+    """The session may have ended it and called again meanwhile."""
+    pool = SlotPool(1, prefix="t")
+    pool.claim("a", 1.0)
+    assert [] == pool.overdue(0.5)
+    (claim,) = pool.overdue(1.0)
+    pool.release("a", 2.0, tokens=5)
+    assert [] == pool.overdue(9.0)
+    pool.claim("a", 3.0)
+    pool.reclaim(claim)
+    assert pool.claim("b", 4.0) is None
+    (claim,) = pool.overdue(3.0)
+    pool.reclaim(claim)
+    assert [] == pool.save("a")  # nobody knows what its slot holds
+    assert (0, []) == done(pool, "b", 5.0)
+    assert [] == pool.release("a", 6.0, tokens=5)  # the client was only slow
+    pool.check()
+
+
+def test_a_session_that_is_over_goes_with_the_call_that_was_given_up():
+    """Its slot is erased."""
+    pool = SlotPool(1, prefix="t")
+    pool.claim("a", 1.0)
+    pool.drop("a")
+    assert pool.lingers
+    assert ["erase"] == [step.deed for claim in pool.overdue(1.0) for step in pool.reclaim(claim)]
+    assert not pool.lingers
+
+
+def test_a_call_is_expected_to_find_what_its_slot_was_given():
+    """What its file held, not what it once had; nothing where it starts anew. A call of unknown size changes neither."""
+    pool = SlotPool(1, prefix="t")
+    done(pool, "a", tokens=100)
+    settled(pool, pool.save("a"), Fate.DONE)
+    done(pool, "a", tokens=900)
+    assert 900 == pool.sessions["a"].tokens
+    pool.disturb()
+    _, steps = pool.claim("a", 2.0)
+    settled(pool, steps, Fate.DONE)
+    assert 100 == pool.sessions["a"].tokens
+    pool.release("a", 2.0, tokens=0)
+    assert 100 == pool.sessions["a"].tokens
+    pool.disturb()
+    _, steps = pool.claim("a", 3.0)
+    settled(pool, steps, Fate.REFUSED)
+    assert 0 == pool.sessions["a"].tokens
+
+
 class Machine(RuleBasedStateMachine):
     """Random calls over a model of what slots and files really hold; some steps fail."""
 
@@ -282,6 +330,12 @@ class Machine(RuleBasedStateMachine):
     @rule(session=SESSIONS)
     def end(self, session):
         self.carry_out(self.pool.release(session, self.now_s, tokens=10))
+
+    @rule(fates=FATES, older_s=st.integers(0, 3))
+    def looked(self, fates, older_s):
+        for claim in self.pool.overdue(self.now_s - older_s):
+            self.slots[claim.slot] = "nobody knows"
+            self.carry_out(self.pool.reclaim(claim), fates)
 
     @rule(session=SESSIONS, fates=FATES, due_s=st.floats(0, 100))
     def wait(self, session, fates, due_s):
