@@ -19,8 +19,9 @@ from typing import Any
 
 from agentkv import log
 from agentkv.adapters.base import Extra
+from agentkv.adapters.places import MODEL_CALLS, place_of
 
-__all__ = ["Extra", "Injector", "injecting_async_client", "injecting_client", "merged", "spliced"]
+__all__ = ["Extra", "Injector", "injecting_async_client", "injecting_client", "merged", "place_of", "spliced"]
 
 _REFUSED = frozenset({400, 422})
 _FINE = 300
@@ -29,7 +30,6 @@ _HEADER = re.compile(r"[A-Za-z0-9-]+")
 _VALUE = re.compile(r"[\x21-\x7e](?:[\x20-\x7e]*[\x21-\x7e])?")
 _MODEL = re.compile(rb'"model"\s*:\s*"([^"\\\\]{1,200})"')  # inside a text its quotes would be escaped
 _OF_THE_BODY = (b"content-length", b"transfer-encoding")
-_MODEL_CALLS = ("/chat/completions", "/completions", "/responses", "/messages")
 
 
 def merged(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> dict[str, Any]:
@@ -69,7 +69,7 @@ class Injector:
         self._accepted: set[tuple[str, frozenset[str]]] = set()
 
     def refused(self, origin: str) -> frozenset[str]:
-        """The fields that this server (`http://host:port`) was found not to take."""
+        """The fields that this server (its `places.place`) was found not to take."""
         return self._refused.get(origin, frozenset())
 
     def refuse(self, origin: str, names: frozenset[str]) -> None:
@@ -98,7 +98,7 @@ class Injector:
             self._saw(told, extra)
         if not names:
             return response
-        origin = origin_of(request)
+        origin = place_of(request)
         if response.status_code < _FINE:
             self._accepted.add((origin, names))
             return response
@@ -121,7 +121,7 @@ class Injector:
         return second if named else response  # the first answer speaks of the user's whole request
 
     def _saw(self, told: Any, extra: Extra | None) -> None:
-        if extra is None or extra.saw is None or not told.url.path.endswith(_MODEL_CALLS):
+        if extra is None or extra.saw is None or not told.url.path.endswith(MODEL_CALLS):
             return
         try:
             extra.saw(told)
@@ -130,7 +130,7 @@ class Injector:
 
     def asked(self, request: Any) -> Extra | None:
         """What this request is to carry; may block where `may_wait(request)`. Never raises."""
-        if self._extra is None or request.method != "POST" or not request.url.path.endswith(_MODEL_CALLS):
+        if self._extra is None or request.method != "POST" or not request.url.path.endswith(MODEL_CALLS):
             return None
         try:
             return self._extra(request)
@@ -143,9 +143,9 @@ class Injector:
     ) -> tuple[Any, frozenset[str]]:
         """The request with what it is to carry, and the body fields that were added; as it was if there are none."""
         try:
-            if extra is None or request.method != "POST" or not request.url.path.endswith(_MODEL_CALLS):
+            if extra is None or request.method != "POST" or not request.url.path.endswith(MODEL_CALLS):
                 return request, frozenset()
-            unwanted = self.refused(origin_of(request)) | without
+            unwanted = self.refused(place_of(request)) | without
             wanted = dict(extra.body)
             for route, fields in extra.paths.items():
                 if request.url.path.endswith(route):
@@ -339,9 +339,3 @@ def model_of(request: Any) -> str:
 def tokens_of(request: Any) -> int:
     """About how many tokens its prompt has."""
     return int(request.headers.get("content-length") or 0) // _BYTES_PER_TOKEN
-
-
-def origin_of(request: Any) -> str:
-    """Where a request goes: scheme, host and port."""
-    url = request.url
-    return f"{url.scheme}://{url.host}:{url.port or ''}"

@@ -22,6 +22,7 @@ from urllib.parse import urlsplit
 from agentkv import log
 from agentkv.adapters.base import Unreachable
 from agentkv.adapters.http import Endpoint
+from agentkv.adapters.places import place
 
 PROBE_S = 1.0
 PRIORITY_S = 20.0
@@ -139,35 +140,35 @@ class Endpoints:
         self, base_url: str, known: Known, *, api_key: str | None = None, probe_priority: bool = False
     ) -> Known:
         """`known` with what is remembered of the same server; asks for the priority where that is allowed and open."""
-        place = origin(base_url)
+        where = place(base_url)
         with self._lock:
-            before = self._all().get(place)
+            before = self._all().get(where)
         if before is not None and before.same(known) and 0 <= self._now_s() - before.at_s < KEPT_S:
             known = before
         if known.engine and known.models and known.priority is None and probe_priority and provider(base_url) is None:
             try:
                 taken = takes_priority(base_url, api_key=api_key or "", model=known.models[0])
             except Unreachable as error:
-                log.warn_once("priority_not_probed", origin=place, error=str(error))
+                log.warn_once("priority_not_probed", origin=where, error=str(error))
             else:
                 known = replace(known, priority=taken, at_s=self._now_s())
-                self._put(place, known)
+                self._put(where, known)
         return known
 
     def refused(self, base_url: str, known: Known, names: frozenset[str]) -> None:
         """The server does not take these fields."""
         if not known.engine:
             return  # of a server that says nothing of itself nothing holds tomorrow
-        place = origin(base_url)
+        where = place(base_url)
         with self._lock:
-            before = self._all().get(place)
+            before = self._all().get(where)
         base = before if before is not None and before.same(known) else known
-        self._put(place, replace(base, refused=tuple(sorted({*base.refused, *names})), at_s=self._now_s()))
+        self._put(where, replace(base, refused=tuple(sorted({*base.refused, *names})), at_s=self._now_s()))
 
-    def _put(self, place: str, known: Known) -> None:
+    def _put(self, where: str, known: Known) -> None:
         with self._lock:
             entries = self._all()
-            entries[place] = known
+            entries[where] = known
             while len(entries) > MOST_ENDPOINTS:
                 del entries[min(entries, key=lambda one: entries[one].at_s)]
             self._write(entries)
@@ -180,7 +181,7 @@ class Endpoints:
     def _write(self, entries: Mapping[str, Known]) -> None:
         if self._path is None:
             return
-        text = json.dumps({"schema": SCHEMA, "endpoints": {place: asdict(known) for place, known in entries.items()}})
+        text = json.dumps({"schema": SCHEMA, "endpoints": {where: asdict(known) for where, known in entries.items()}})
         part = self._path.with_name(f".{self._path.name}.{os.getpid()}-{uuid.uuid4().hex[:8]}.part")
         try:
             self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -200,7 +201,7 @@ def _read(path: Path) -> dict[str, Known]:
         body = json.loads(path.read_text(encoding="utf-8"))
         if body.get("schema") != SCHEMA:
             return {}
-        return {str(place): _known(entry) for place, entry in body["endpoints"].items()}
+        return {str(where): _known(entry) for where, entry in body["endpoints"].items()}
     except FileNotFoundError:
         return {}
     except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
@@ -215,10 +216,3 @@ def _known(entry: Mapping[str, Any]) -> Known:
         priority=priority if isinstance(priority, bool) else None, refused=tuple(map(str, entry["refused"])),
         at_s=float(entry["at_s"]),
     )  # fmt: skip
-
-
-def origin(base_url: str) -> str:
-    """Scheme, host and port of an address; a scheme's own port is left out, as HTTP libraries do."""
-    parts = urlsplit(base_url)
-    port = None if parts.port == {"http": 80, "https": 443}.get(parts.scheme) else parts.port
-    return f"{parts.scheme}://{parts.hostname or ''}:{port or ''}"

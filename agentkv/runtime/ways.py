@@ -16,9 +16,10 @@ from typing import Any
 
 from agentkv.adapters.base import Extra
 from agentkv.adapters.found import Found
-from agentkv.adapters.inject import Injector, model_of, origin_of, tokens_of
+from agentkv.adapters.inject import Injector, model_of, tokens_of
+from agentkv.adapters.places import place, place_of
 from agentkv.adapters.prewarm import Prewarm
-from agentkv.adapters.probe import Endpoints, Known, origin
+from agentkv.adapters.probe import Endpoints, Known
 from agentkv.budget.facts import Fact, TaskFact
 from agentkv.clock import Clock
 from agentkv.core.hint import Hint, HintKind, SessionFacts
@@ -96,23 +97,24 @@ class Ways:
         about = engine.endpoint
         self._emitter.book.salt = about.get("salt", "")
         self._emitter.book.routed = True
+        where = place(about["base_url"])
         way = self._made(
-            about["base_url"],
+            where,
             api_key=about["api_key"],
             engine=about.get("engine", "auto"),
             probe=about.get("probe", False),
             spends=lambda: bool(about.get("prewarm", False)),
         )
-        self._ways[origin(about["base_url"])] = self._own = way
+        self._ways[where] = self._own = way
         engine.routing = way.route
         self._emitter.subscribe(partial(_all, way))
 
     def stats(self) -> dict[str, Any]:
         """Plain JSON values: the engine's endpoint, and under "others" those of people's own clients; {} without any."""
         with self._lock:
-            others = {place: way for place, way in self._ways.items() if way is not self._own}
+            others = {where: way for where, way in self._ways.items() if way is not self._own}
         told = {} if self._own is None else self._own.reach.stats()
-        return told | {"others": {place: way.reach.stats() for place, way in others.items()}} if others else told
+        return told | {"others": {where: way.reach.stats() for where, way in others.items()}} if others else told
 
     def close(self) -> None:
         """Tell the ends of sessions that are still queued, in at most a second each, and stop."""
@@ -141,28 +143,28 @@ class Ways:
         return extra
 
     def _ended(self, request: Any, extra: Extra, tokens: int) -> None:
-        way = self._ways.get(origin_of(request))
+        way = self._ways.get(place_of(request))
         if way is not None:
             if extra.owed:
                 way.found.ended(extra.session, tokens=tokens, cached_tokens=None)
             way.turn(HintKind.TURN_END, self._emitter.book.facts(extra.session))
 
     def _may_wait(self, request: Any) -> bool:
-        way = self._ways.get(origin_of(request))
+        way = self._ways.get(place_of(request))
         return way is None or way.found.may_wait
 
-    def _refused(self, place: str, names: frozenset[str]) -> None:
-        way = self._ways.get(place)
+    def _refused(self, where: str, names: frozenset[str]) -> None:
+        way = self._ways.get(where)
         if way is not None:
             way.found.refused(names)
 
     def _way(self, request: Any) -> Way | None:
-        place = origin_of(request)
+        where = place_of(request)
         with self._lock:
-            way = self._ways.get(place)
+            way = self._ways.get(where)
             if way is None and len(self._ways) < MOST_WAYS and not self._closed:
                 scheme, _, key = request.headers.get("authorization", "").partition(" ")
-                way = self._ways[place] = self._made(place, api_key=key if scheme.lower() == "bearer" else "")
+                way = self._ways[where] = self._made(where, api_key=key if scheme.lower() == "bearer" else "")
                 self._emitter.subscribe(way.tell)
                 if not self._hears:
                     self._hears = True
@@ -180,7 +182,7 @@ class Ways:
 
     def _made(
         self,
-        base_url: str,
+        where: str,
         *,
         api_key: str,
         engine: str = "auto",
@@ -188,14 +190,14 @@ class Ways:
         spends: Callable[[], bool] | None = None,
     ) -> Way:
         found = Found(
-            base_url, api_key=api_key, clock=self._clock, engine=engine, endpoints=self._endpoints, probe_priority=probe
+            where, api_key=api_key, clock=self._clock, engine=engine, endpoints=self._endpoints, probe_priority=probe
         )
         route = Route(found, book=self._emitter.book, injector=self.injector)
         way = Way(found=found, reach=Reach(found, clock=self._clock), route=route)
 
         def known(what: Known) -> None:
             if what.refused:
-                self.injector.refuse(origin(base_url), frozenset(what.refused))
+                self.injector.refuse(where, frozenset(what.refused))
             if self.spends if spends is None else spends():
                 self._warms(way)
 

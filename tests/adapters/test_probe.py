@@ -9,7 +9,7 @@ import pytest
 
 from agentkv import AgentKV, Message, Request
 from agentkv.adapters.base import Unreachable
-from agentkv.adapters.probe import KEPT_S, Endpoints, Known, identify, origin, provider, takes_priority
+from agentkv.adapters.probe import KEPT_S, Endpoints, Known, identify, provider, takes_priority
 from agentkv.adapters.strict import CHAT_FIELDS, StrictServer
 from agentkv.core.task import PriorityClass
 
@@ -83,13 +83,6 @@ def test_nothing_that_answers_is_no_engine():
 def test_providers_are_known_by_their_address(url, name):
     """A name that only looks like one is somebody's own server."""
     assert name == provider(url)
-
-
-def test_origins_are_what_http_libraries_make_of_them():
-    """A scheme's own port is left out."""
-    assert "http://h:" == origin("http://h:80/v1")
-    assert "https://h:" == origin("https://h/v1")
-    assert "http://h:8000" == origin("http://h:8000/v1")
 
 
 @pytest.mark.parametrize(("accepts", "taken"), [(CHAT_FIELDS | {"priority"}, True), (CHAT_FIELDS, False)])
