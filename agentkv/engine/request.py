@@ -13,6 +13,7 @@ from typing import Any, Literal
 
 from agentkv.core.message import ROLES, Message, ToolSpec
 from agentkv.core.task import Caller, PriorityClass
+from agentkv.engine.extras import check_extras, of_the_prompt
 from agentkv.errors import RequestInvalid
 
 MOST_CHOICES = 128
@@ -111,6 +112,9 @@ class Request:
 
     `reasoning_effort` (one of EFFORTS): how much the model thinks before it answers; None: as it does by itself.
     `chat_template_kwargs`: further variables of the model's chat template, as JSON values.
+
+    `extra_body` and `extra_headers`: what a server elsewhere is told besides, as it is (`extras.py`: bounded, none of the
+    fields above under their wire names, no header of a connection or of a key). They win over what we add.
     """
 
     messages: tuple[Message, ...] | None = None
@@ -132,6 +136,8 @@ class Request:
     salt: str = ""
     reasoning_effort: str | None = None
     chat_template_kwargs: Mapping[str, Any] = field(default_factory=dict)
+    extra_body: Mapping[str, Any] = field(default_factory=dict)
+    extra_headers: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if (self.messages is None) == (self.prompt is None):
@@ -153,6 +159,7 @@ class Request:
         )
         self._check_tools()
         self._check_template()
+        check_extras(self.extra_body, self.extra_headers)
         last = (self.messages or (None,))[-1]
         if self.continue_final_message and (last is None or last.role != "assistant" or last.tool_calls):
             raise RequestInvalid(
@@ -180,8 +187,9 @@ class Request:
 
     @property
     def rendering(self) -> dict[str, Any]:
-        """Fields that say how the prompt is rendered: of a request that is to share this one's prompt."""
-        return {"reasoning_effort": self.reasoning_effort, "chat_template_kwargs": self.chat_template_kwargs}
+        """Fields that say how the prompt is rendered and kept: of a request that is to share this one's prompt."""
+        said = {"reasoning_effort": self.reasoning_effort, "chat_template_kwargs": self.chat_template_kwargs}
+        return said | ({"extra_body": of_the_prompt(self.extra_body)} if self.extra_body else {})
 
     def _check_tools(self) -> None:
         choice, known = self.tool_choice, {tool.name for tool in self.tools}
@@ -209,6 +217,8 @@ _ASKED: dict[str, Callable[[Request], bool]] = {
     "salt": lambda request: bool(request.salt),
     "reasoning_effort": lambda request: request.reasoning_effort is not None,
     "chat_template_kwargs": lambda request: bool(request.chat_template_kwargs),
+    "extra_body": lambda request: bool(request.extra_body),
+    "extra_headers": lambda request: bool(request.extra_headers),
 }  # fmt: skip
 """What not every engine can do, and when a request asks for it."""
 

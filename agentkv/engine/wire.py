@@ -19,7 +19,7 @@ from agentkv.errors import RemoteError
 
 PASSED_ON = frozenset({
     "logit_bias", "presence_penalty", "frequency_penalty", "tool_choice", "parallel_tool_calls", "tools.strict",
-    "response_format", "reasoning_effort", "chat_template_kwargs",
+    "response_format", "reasoning_effort", "chat_template_kwargs", "extra_body", "extra_headers",
 })  # fmt: skip
 """What is told to the server as it is (of `request.FEATURES`); whether it does it is its own affair."""
 
@@ -36,6 +36,10 @@ def call_arguments(request: Request, *, model: str, max_tokens_field: str) -> di
     """Arguments of a streamed `create` call; options that have their default value are left out."""
     sampling = request.sampling
     arguments: dict[str, Any] = {"model": model, "stream": True, **_sampling(sampling)}
+    if request.extra_headers:
+        arguments["extra_headers"] = dict(request.extra_headers)
+    if request.extra_body:
+        arguments["extra_body"] = dict(request.extra_body)
     if request.messages is None:
         limit = {} if sampling.max_tokens is None else {"max_tokens": sampling.max_tokens}
         return arguments | limit | {"prompt": request.prompt}
@@ -49,7 +53,8 @@ def call_arguments(request: Request, *, model: str, max_tokens_field: str) -> di
     if request.reasoning_effort is not None:
         arguments["reasoning_effort"] = request.reasoning_effort
     if request.chat_template_kwargs:  # no field of OpenAI's, but of every open server's
-        arguments["extra_body"] = {"chat_template_kwargs": dict(request.chat_template_kwargs)}
+        told = {"chat_template_kwargs": dict(request.chat_template_kwargs)}
+        arguments["extra_body"] = {**arguments.get("extra_body", {}), **told}
     return arguments | {"messages": [_message(message) for message in request.messages]}
 
 

@@ -165,10 +165,11 @@ class ModelCalls:
         priced = budget.usd is not None or (pool is not None and pool.budget.usd is not None)
         device_s = account.longest_device_s
         priority = int(request.priority)
+        tier = request.extra_body.get("service_tier")
 
         def cost(tokens: int) -> Decimal:
             usage = Usage(input_tokens=input_tokens, output_tokens=max(0, tokens - input_tokens), calls=1)
-            usd = self._books.worst_usd(usage, device_s=device_s)
+            usd = self._books.worst_usd(usage, device_s=device_s, tier=tier if isinstance(tier, str) else "")
             if usd is None:
                 warn_without_price(self._engine.model)
             return ZERO if usd is None else usd

@@ -65,6 +65,7 @@ class Doors:
                     count_tokens=self._engine.count_tokens,
                     stalls=stalls,
                     sampled=Sampled(self._engine),
+                    passes_on=hasattr(self._engine, "endpoint"),
                 )
                 self._in_process = InProcess(app, identify=self._identified)
             return self._in_process

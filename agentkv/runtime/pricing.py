@@ -25,11 +25,18 @@ class Pricing:
         self._model = model
         self._self_hosted = self_hosted
 
-    def worst_usd(self, usage: Usage, *, device_s: float, foreign: str | None = None) -> Decimal | None:
-        """What a call of our engine (or of the model `foreign`, somewhere else) costs at most; None if nobody knows."""
+    def worst_usd(self, usage: Usage, *, device_s: float, foreign: str | None = None, tier: str = "") -> Decimal | None:
+        """What a call of our engine (or of the model `foreign`, somewhere else) costs at most; None if nobody knows.
+
+        `tier`: the service tier that it asks for, and may not get.
+        """
         model, ours = (self._model, self._self_hosted) if foreign is None else (foreign, False)
         written = replace(usage, cache_write_tokens=usage.input_tokens, cache_write_long_tokens=usage.input_tokens)
-        costs = [self._cost(model, some, self_hosted=ours, device_s=device_s) for some in (usage, written)]
+        costs = [
+            self._cost(model, some, self_hosted=ours, device_s=device_s, tier=one)
+            for some in (usage, written)
+            for one in {"", tier}
+        ]
         known = [cost.usd for cost in costs if cost is not None and cost.usd is not None]
         return max(known) if known else None
 

@@ -18,6 +18,7 @@ from agentkv.clock import Clock, SystemClock
 from agentkv.core.message import Message
 from agentkv.core.task import UNATTRIBUTED, Caller
 from agentkv.engine.base import Generation, Request, Sampling, changed
+from agentkv.engine.extras import check_extras, passed_headers
 from agentkv.engine.stream import Stream
 from agentkv.errors import ExtraMissing, RequestInvalid
 
@@ -81,6 +82,7 @@ def create_app(
     most_body_bytes: int = MOST_BODY_BYTES,
     allow_origins: Sequence[str] = (),
     sampled: Callable[[Sampling], Mapping[str, Any]] = Sampling.told,
+    passes_on: bool = False,
 ) -> Starlette:
     """The app. `submit`, `count_tokens`, `enter` and `metrics` run on worker threads: they may render, tokenise, wait.
 
@@ -88,7 +90,8 @@ def create_app(
     `caller()`, else nobody known. The header x-agentkv-session joins a session by name. With `keys` every call needs
     one; its tasks and sessions are the tenant's own, and so is the salt of its KV. Without `stalls` and `metrics` their
     endpoints are 404. Scripts of web pages may call from `allow_origins` only. `sampled` tells how a call's tokens
-    are chosen, for the header x-agentkv-sampling. Raises ConfigError for what is no origin.
+    are chosen, for the header x-agentkv-sampling. `passes_on`: what is not read here, fields and headers, goes on to the
+    engine's server as it is; only for callers who may say anything there. Raises ConfigError for what is no origin.
     """
     life = life or Life()
     doors = _Doors(
@@ -101,6 +104,7 @@ def create_app(
         stalls=stalls,
         most_body_bytes=most_body_bytes,
         sampled=sampled,
+        passes_on=passes_on,
     )
     rest = Rest(model=model, life=life, stalls=stalls, metrics=metrics, body=doors.body)
     routes = [
@@ -137,6 +141,7 @@ class _Doors:
         stalls: Stalls | None,
         most_body_bytes: int,
         sampled: Callable[[Sampling], Mapping[str, Any]],
+        passes_on: bool,
     ) -> None:
         self._submit = submit
         self._model = model
@@ -147,16 +152,18 @@ class _Doors:
         self._stalls = stalls
         self._most_body_bytes = most_body_bytes
         self._sampled = sampled
+        self._passes_on = passes_on
+        self._reading: dict[str, Any] = {"model": model, "passes_on": passes_on}
         self._stored = Stored()
         self._card = {"id": model, "object": "model", "created": clock.wall_ms() // 1000, "owned_by": "agentkv"}
 
     async def chat(self, http: HttpRequest) -> Response:
-        asked = await self._read(http, partial(chat_request, model=self._model))
+        asked = await self._read(http, partial(chat_request, **self._reading))
         reply = ChatReply(id=new_id("chatcmpl-"), **self._frame(asked))
         return await self._answer(http, asked, reply)
 
     async def completions(self, http: HttpRequest) -> Response:
-        asked = await self._read(http, partial(completion_request, model=self._model))
+        asked = await self._read(http, partial(completion_request, **self._reading))
         reply = CompletionReply(id=new_id("cmpl-"), echo=asked.echo, **self._frame(asked))
         return await self._answer(http, asked, reply)
 
@@ -171,7 +178,7 @@ class _Doors:
     async def responses(self, http: HttpRequest) -> Response:
         tenant = _tenant(http)
         earlier = partial(self._stored.get, tenant)
-        asked = await self._read(http, partial(response_request, model=self._model, earlier=earlier))
+        asked = await self._read(http, partial(response_request, **self._reading, earlier=earlier))
 
         def keep(response_id: str, answer: Message) -> None:
             self._stored.put(tenant, response_id, (*asked.kept, answer))
@@ -234,6 +241,10 @@ class _Doors:
         task, session, key = _header(http, TASK_HEADER), _header(http, SESSION_HEADER), _key(http)
         found = (http.scope.get("state") or {}).get(CALLER_STATE)
         who = Caller(task=task) if task else found or self._caller()
+        if self._passes_on:
+            headers = passed_headers(http.scope["headers"])
+            check_extras({}, headers)
+            request = changed(request, extra_headers=headers)
         if key is None:
             return changed(request, caller=who, session=session or None)
         own = who.task if who.task != UNATTRIBUTED else NO_TASK
@@ -243,7 +254,7 @@ class _Doors:
     async def tokenize(self, http: HttpRequest) -> Response:
         def read(body: Any) -> Asked:
             prompted = isinstance(body, dict) and "prompt" in body
-            return (completion_request if prompted else chat_request)(body, model=self._model)
+            return (completion_request if prompted else chat_request)(body, **self._reading)
 
         request = self._identified(http, (await self._read(http, read)).request)
         return JSONResponse({"count": await asyncio.to_thread(self._count_tokens, request)})

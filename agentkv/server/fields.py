@@ -20,6 +20,7 @@ class Fields:
         if not isinstance(value, dict):
             refuse(path or "body", f"must be an object, not {kind_of(value)}", code="invalid_type")
         self._left: dict[str, Any] = {name: field for name, field in value.items() if field is not None}
+        self._nulls = {name for name, field in value.items() if field is None}
         self._path = path
 
     def at(self, name: str) -> str:
@@ -28,11 +29,15 @@ class Fields:
 
     def any(self, name: str, default: Any = None) -> Any:
         """The field as it is."""
-        return self._left.pop(name, default)
+        return self._taken(name, default)
+
+    def seen(self, name: str) -> Any:
+        """The field as it is; it stays among those that nobody has asked for."""
+        return self._left.get(name)
 
     def text(self, name: str, default: str | None = None) -> str:
         """A text; required unless there is a default."""
-        value = self._left.pop(name, default)
+        value = self._taken(name, default)
         if value is None:
             refuse(self.at(name), "is missing", code="missing_required_parameter")
         if not isinstance(value, str):
@@ -41,24 +46,33 @@ class Fields:
 
     def flag(self, name: str, *, default: bool) -> bool:
         """True or false."""
-        value = self._left.pop(name, default)
+        value = self._taken(name, default)
         if not isinstance(value, bool):
             refuse(self.at(name), f"must be true or false, not {kind_of(value)}", code="invalid_type")
         return value
 
     def items(self, name: str) -> list[Any] | None:
         """A list; None if absent."""
-        value = self._left.pop(name, None)
+        value = self._taken(name, None)
         if value is not None and not isinstance(value, list):
             refuse(self.at(name), f"must be a list, not {kind_of(value)}", code="invalid_type")
         return value
 
     def only(self, name: str, *allowed: Any, why: str) -> None:
         """A field of which we can do nothing but `allowed`; anything else is refused, saying `why`."""
-        value = self._left.pop(name, None)
+        value = self._taken(name, None)
         if value is None or any(type(value) is type(each) and value == each for each in allowed):
             return
         refuse(self.at(name), f"{value!r:.100} is not supported: {why}", code="unsupported_value")
+
+    def passed_on(self, *, known: AbstractSet[str]) -> dict[str, Any]:
+        """What nobody asked for, nulls too, taken out; but for `known` names, which are left for `end` to refuse."""
+        rest = {name: self._left.pop(name) for name in sorted(self._left.keys() - known)}
+        return rest | dict.fromkeys(sorted(self._nulls - known))
+
+    def _taken(self, name: str, default: Any) -> Any:
+        self._nulls.discard(name)
+        return self._left.pop(name, default)
 
     def end(self, *, harmless: AbstractSet[str] = frozenset()) -> tuple[str, ...]:
         """Refuse what is left but for `harmless` names; those that were there are returned, sorted."""

@@ -2,15 +2,17 @@
 
 The policy: a field either has its effect, or is refused with 400 naming it; what an engine cannot do, it refuses itself.
 Fields that may be accepted without any effect are few, never change an answer, and are listed in HARMLESS; the reply's
-header `x-agentkv-ignored` names those that were sent. Messages and tools are read in `messages.py`, what all endpoints
+header `x-agentkv-ignored` names those that were sent. `passes_on`: the engine is a server elsewhere, and what is not read
+here goes there as it is (`engine/extras.py`), those fields too. Messages and tools are read in `messages.py`, what all endpoints
 share in `sampled.py`.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
+from agentkv.engine.extras import SAID_OTHERWISE
 from agentkv.engine.request import Request
 from agentkv.hints.wire import WireHint, read_envelope
 from agentkv.server.fields import Fields, refuse
@@ -52,7 +54,7 @@ class Asked:
     """What its `kv_hints` say; taken before the call begins."""
 
 
-def chat_request(body: Any, *, model: str) -> Asked:
+def chat_request(body: Any, *, model: str, passes_on: bool = False) -> Asked:
     """Read the body of POST /v1/chat/completions. Raises RequestInvalid naming the field at fault."""
     fields = Fields(body)
     check_model(fields, model)
@@ -60,7 +62,8 @@ def chat_request(body: Any, *, model: str) -> Asked:
     tools = read_tools(fields.items("tools"))
     choice = read_tool_choice(fields, tools, flat=False)
     fields.only("modalities", ["text"], why="this is a text model")
-    goes_on, lifecycle = _goes_on(fields), _lifecycle(fields)
+    goes_on = _goes_on(fields)
+    lifecycle = _named_lifecycle(fields) if passes_on else _lifecycle(fields)
     request = Request(
         messages=messages,
         tools=() if choice.mode == "none" else tools,
@@ -74,7 +77,7 @@ def chat_request(body: Any, *, model: str) -> Asked:
         continue_final_message=goes_on,
         as_is=goes_on,  # a note behind the last message would stand in the middle of the answer
     )
-    return _asked(fields, request, lifecycle=lifecycle)
+    return _asked(fields, request, lifecycle=lifecycle, passes_on=passes_on)
 
 
 def _goes_on(fields: Fields) -> bool:
@@ -97,7 +100,15 @@ def _lifecycle(fields: Fields) -> str | None:
     return lifecycle[:LONGEST_LIFECYCLE]
 
 
-def completion_request(body: Any, *, model: str) -> Asked:
+def _named_lifecycle(fields: Fields) -> str | None:
+    """The same, where all that is told in these arguments is for the server elsewhere."""
+    extra = fields.seen("vllm_xargs")
+    inner = extra.get("tokencake") if isinstance(extra, dict) else None
+    lifecycle = inner.get("lifecycle_id") if isinstance(inner, dict) else None
+    return lifecycle[:LONGEST_LIFECYCLE] if isinstance(lifecycle, str) and lifecycle else None
+
+
+def completion_request(body: Any, *, model: str, passes_on: bool = False) -> Asked:
     """Read the body of POST /v1/completions. Raises RequestInvalid naming the field at fault."""
     fields = Fields(body)
     check_model(fields, model)
@@ -114,7 +125,7 @@ def completion_request(body: Any, *, model: str) -> Asked:
         refuse("echo", "is not supported with logprobs: those of the prompt are not computed", code="unsupported_value")
     sampling = read_sampling(fields, limits=LIMITS, default_max_tokens=DEFAULT_COMPLETION_TOKENS)
     request = Request(prompt=prompt, sampling=sampling, n=read_n(fields), logprobs=logprobs)
-    return _asked(fields, request, echo=prompt if echo else "")
+    return _asked(fields, request, echo=prompt if echo else "", passes_on=passes_on)
 
 
 def _completion_logprobs(fields: Fields) -> int | None:
@@ -133,7 +144,7 @@ def check_model(fields: Fields, model: str) -> None:
         refuse("model", f"{asked!r:.100} is not served here; this is {model!r}", code="model_not_found")
 
 
-def _asked(fields: Fields, request: Request, *, echo: str = "", lifecycle: str | None = None) -> Asked:
+def _asked(fields: Fields, request: Request, *, echo: str = "", lifecycle: str | None = None, passes_on: bool) -> Asked:
     stream = fields.flag("stream", default=False)
     options = fields.any("stream_options")
     include_usage = False
@@ -145,6 +156,7 @@ def _asked(fields: Fields, request: Request, *, echo: str = "", lifecycle: str |
         inner.only("include_obfuscation", False, why="chunks are sent as they are")
         inner.end()
     hints = read_kv_hints(fields)
+    request = passing_on(fields, request) if passes_on else request
     ignored = fields.end(harmless=HARMLESS)
     return Asked(
         request=request,
@@ -155,6 +167,12 @@ def _asked(fields: Fields, request: Request, *, echo: str = "", lifecycle: str |
         lifecycle=lifecycle,
         hints=hints,
     )
+
+
+def passing_on(fields: Fields, request: Request) -> Request:
+    """The request with what nobody here has read, for the server elsewhere."""
+    rest = fields.passed_on(known=SAID_OTHERWISE)
+    return replace(request, extra_body=rest) if rest else request
 
 
 def read_kv_hints(fields: Fields) -> tuple[WireHint, ...]:

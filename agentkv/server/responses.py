@@ -16,7 +16,7 @@ from agentkv.engine.request import EFFORTS, Request, ResponseFormat, ToolChoice
 from agentkv.errors import PromptTooLong, RequestInvalid
 from agentkv.server.fields import Fields, kind_of, refuse
 from agentkv.server.messages import read_content, read_tools
-from agentkv.server.requests import Asked, check_model, read_kv_hints
+from agentkv.server.requests import Asked, check_model, passing_on, read_kv_hints
 from agentkv.server.sampled import HARMLESS, read_format, read_sampling, read_tool_choice, wanted_logprobs
 
 _TEXT_PARTS = frozenset({"input_text", "output_text", "text"})
@@ -43,9 +43,16 @@ class AskedResponse:
 
 
 def response_request(
-    body: Any, *, model: str, earlier: Callable[[str], tuple[Message, ...]] | None = None
+    body: Any,
+    *,
+    model: str,
+    earlier: Callable[[str], tuple[Message, ...]] | None = None,
+    passes_on: bool = False,
 ) -> AskedResponse:
-    """Read the body; `earlier(id)` are the messages of a stored response. Raises RequestInvalid naming the field."""
+    """Read the body; `earlier(id)` are the messages of a stored response; `passes_on` as in `requests.py`.
+
+    Raises RequestInvalid naming the field.
+    """
     fields = Fields(body)
     check_model(fields, model)
     metadata = _metadata(fields.any("metadata", {}))
@@ -86,6 +93,7 @@ def response_request(
         "truncation": "disabled",
     }
     hints = read_kv_hints(fields)
+    request = passing_on(fields, request) if passes_on else request
     ignored = fields.end(harmless=HARMLESS - {"metadata", "store"})
     asked = Asked(request=request, stream=stream, include_usage=True, ignored=ignored, hints=hints)
     return AskedResponse(asked=asked, told=told, kept=kept, store=store)

@@ -41,8 +41,8 @@ from agentkv.errors import PromptTooLong, RequestInvalid
 from agentkv.kv.index import BlockKey, root_key
 
 _SYSTEM = ("system", "developer")
-_CAN = FEATURES
-"""What the engine can do of `request.FEATURES`."""
+_CAN = FEATURES - {"extra_body", "extra_headers"}
+"""What the engine can do of `request.FEATURES`: there is no server to tell more than that."""
 
 
 class Intake:
