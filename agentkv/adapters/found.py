@@ -1,9 +1,10 @@
-"""Found: the adapter of an endpoint of which only the address is known; it is asked what it is, once.
+"""Found: the adapter of an endpoint of which only the address is known; it is asked what it is.
 
 Covers which adapter an endpoint gets and passing everything on. Hosted providers are known by their address and never
 probed; what is nothing we know is left alone: hints are UNSUPPORTED there and requests stay as they are. One that does
-not answer is asked again later and later, by hints; a call waits for that once and never again. What is asked is in
-`probe.py`.
+not answer is asked again later and later, by hints; a call waits for that once and never again. One that answered is
+asked again when it was away, after a while, and when it refuses what its kind takes: if it is another engine now, the
+adapter is another one. What is asked is in `probe.py`.
 """
 
 from __future__ import annotations
@@ -35,6 +36,8 @@ ENGINES: dict[str, str] = {
 """What speaks to which engine: `Class(base_url, api_key=..., clock=..., known=...)`. One without an adapter is left alone."""
 _FIRST_AGAIN_S = 1.0
 _MOST_AGAIN_S = 30.0
+AGE_S = 600.0
+"""So long an answer holds; then it is asked for again, beside the calls."""
 
 
 def probe(base_url: str, *, api_key: str = "", within_s: float = PROBE_S) -> str:
@@ -101,6 +104,9 @@ class Found:
         self._why = ""
         self._server = Endpoint(base_url, api_key=api_key)
         self._known = Known()
+        self._known_s = 0.0
+        self._looking = threading.Lock()
+        self._closed = False
         self._hits: Hits | None = None
         self._knows: list[Callable[[Known], None]] = []
 
@@ -113,9 +119,14 @@ class Found:
         return PROBE_S if self._adapter is None else self._adapter.patience_s
 
     def refused(self, names: frozenset[str]) -> None:
-        """The server does not take these fields: remembered where it says what it is."""
-        if self._endpoints is not None:
-            self._endpoints.refused(self._base_url, self._known, names)
+        """The server does not take these fields: remembered where it says what it is, and still is that."""
+
+        def remembered() -> None:
+            if self._endpoints is not None:
+                self._endpoints.refused(self._base_url, self._known, names)
+
+        if not self._look_soon(_MOST_AGAIN_S, then=remembered):
+            remembered()
 
     @property
     def may_wait(self) -> bool:
@@ -123,13 +134,14 @@ class Found:
         return not self._asked if self._adapter is None else getattr(self._adapter, "waits", False)
 
     def on_known(self, hear: Callable[[Known], None]) -> None:
-        """Tell `hear` what the endpoint is, when that is known."""
+        """Tell `hear` what the endpoint is, when that is known, and each time when it is another."""
         self._knows.append(hear)
 
     def deliver(self, hint: Hint, within_s: float) -> DeliveryReceipt:
         outcome, detail = Outcome.UNSUPPORTED, "nothing that we know answers there"
         try:
             adapter = self._found()
+            self._look_soon(AGE_S)
             if adapter is not None:
                 return adapter.deliver(hint, within_s)
         except Unreachable as error:
@@ -143,10 +155,17 @@ class Found:
         return ((), None) if self._adapter is None else self._adapter.tick()
 
     def reset(self) -> None:
+        if self._is_asked_again() and self._looking.acquire(blocking=False):
+            try:
+                self._look()
+            finally:
+                self._looking.release()
         if self._adapter is not None:
             self._adapter.reset()
 
     def close(self) -> None:
+        with self._lock:
+            self._closed = True
         self._server.close()
         if self._adapter is not None:
             self._adapter.close()
@@ -158,6 +177,7 @@ class Found:
             routing = self._found()
         except Unreachable:
             return None
+        self._look_soon(AGE_S)
         return routing.carries(about) if isinstance(routing, Routing) else None
 
     def ended(self, session: str, *, tokens: int, cached_tokens: int | None) -> None:
@@ -205,21 +225,77 @@ class Found:
                 self._again_s, self._why = self._clock.now_s() + self._pause_s, str(error)
                 self._pause_s = min(2 * self._pause_s, _MOST_AGAIN_S)
                 raise
-            self._known = known
-            self._adapter = adapter_for(known, self._base_url, api_key=self._key, clock=self._clock)
-            if known.engine == "vllm":
-                self._hits = Hits(self._server)
-                self._hits.start()
+            self._speak_as(known)
             self._asked = True
         for hear in self._knows:
             hear(known)
         return self._adapter
 
+    def _speak_as(self, known: Known) -> None:
+        self._known, self._known_s = known, self._clock.now_s()
+        self._adapter = adapter_for(known, self._base_url, api_key=self._key, clock=self._clock)
+        self._hits = Hits(self._server) if known.engine == "vllm" else None
+        if self._hits is not None:
+            self._hits.start()
+
+    # -- whether it still is what it was
+
+    def _is_asked_again(self) -> bool:
+        return self._asked and not self._closed and self._named() is None
+
+    def _look_soon(self, age_s: float, *, then: Callable[[], None] | None = None) -> bool:
+        """Ask on another thread what it is, if nobody has for so long; `then` is done if it is what it was."""
+        now_s = self._clock.now_s()
+        if now_s - self._known_s < age_s or not self._is_asked_again() or not self._looking.acquire(blocking=False):
+            return False
+        self._known_s = now_s
+
+        def look() -> None:
+            try:
+                if self._look() and then is not None:
+                    then()
+            except Exception as error:
+                log.failed("adapter_failed", error=repr(error))
+            finally:
+                self._looking.release()
+
+        threading.Thread(target=look, name="agentkv-found", daemon=True).start()
+        return True
+
+    def _look(self) -> bool:
+        """Whether it says that it is what it was. To another one we speak as to that; if nobody answers, as before."""
+        try:
+            said = identify(self._base_url, api_key=self._key, within_s=PROBE_S)
+            self._known_s = self._clock.now_s()
+            if said.engine == self._known.engine and (said.engine != "vllm" or said.same(self._known)):
+                return True
+            known = self._learned(said)
+        except Unreachable:
+            return False
+        with self._lock:
+            if self._closed:
+                return False
+            before = self._adapter
+            self._speak_as(known)
+        log.count("endpoint_replaced")
+        for hear in self._knows:
+            hear(known)
+        if before is not None:
+            before.close()
+        return False
+
+    def _named(self) -> str | None:
+        """What it is by its name or its address, whatever it says."""
+        return provider(self._base_url) if self._engine == "auto" else self._engine
+
     def _identified(self) -> Known:
-        named = provider(self._base_url) if self._engine == "auto" else self._engine
+        named = self._named()
         if named is not None:
             return Known(engine=named)
-        known = identify(self._base_url, api_key=self._key, within_s=PROBE_S)
+        return self._learned(identify(self._base_url, api_key=self._key, within_s=PROBE_S))
+
+    def _learned(self, known: Known) -> Known:
+        """`known` with what is remembered of it."""
         if self._endpoints is None:
             return known
         return self._endpoints.learned(

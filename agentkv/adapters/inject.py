@@ -77,6 +77,12 @@ class Injector:
         with self._lock:
             self._refused[origin] = self.refused(origin) | names
 
+    def forget(self, origin: str) -> None:
+        """Another server is there now: nothing holds of what was found."""
+        with self._lock:
+            self._refused.pop(origin, None)
+            self._accepted = {one for one in self._accepted if one[0] != origin}
+
     def may_wait(self, request: Any) -> bool:
         """Whether asking what this request is to carry may take longer than an event loop has."""
         return self._may_wait is not None and self._may_wait(request)

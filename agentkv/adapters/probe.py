@@ -30,6 +30,8 @@ PRIORITY_S = 20.0
 KEPT_S = 86_400.0
 MOST_ENDPOINTS = 256
 SCHEMA = "agentkv.endpoints/1"
+_NOT_YET = (502, 503, 504)
+"""A server that loads its model, or whose gateway has none yet."""
 _LARGEST_BYTES = 1 << 18
 PROVIDERS = {"openai.com": "openai", "anthropic.com": "anthropic"}
 """Hosts of which the address says what they are."""
@@ -63,14 +65,16 @@ def provider(base_url: str) -> str | None:
 
 
 def identify(base_url: str, *, api_key: str = "", within_s: float = PROBE_S) -> Known:
-    """What answers at `base_url`, in at most `within_s` together. Raises Unreachable where nothing does."""
+    """What answers at `base_url`, in at most `within_s` together. Raises Unreachable where nothing does, or not yet."""
     named = provider(base_url)
     if named is not None:
         return Known(engine=named)
     server = Endpoint(base_url, api_key=api_key)
     ends_s = time.monotonic() + within_s
+    busy = ""
 
     def ask(path: str) -> Any:
+        nonlocal busy
         left_s = ends_s - time.monotonic()
         if left_s <= 0:
             raise Unreachable(f"{path}: no time left")
@@ -79,10 +83,14 @@ def identify(base_url: str, *, api_key: str = "", within_s: float = PROBE_S) -> 
         except Unreachable as error:
             if error.status is None:
                 raise
+            if error.status in _NOT_YET:
+                busy = str(error)
             return None  # it answered, and has no such route
 
     try:
         engine, version = _identity(ask)
+        if busy and not engine:
+            raise Unreachable(busy)
         listed = ask("/v1/models") if engine else None
     finally:
         server.close()

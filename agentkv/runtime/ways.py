@@ -196,6 +196,7 @@ class Ways:
         way = Way(found=found, reach=Reach(found, clock=self._clock), route=route)
 
         def known(what: Known) -> None:
+            self.injector.forget(where)
             if what.refused:
                 self.injector.refuse(where, frozenset(what.refused))
             if self.spends if spends is None else spends():
