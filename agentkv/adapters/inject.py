@@ -9,6 +9,7 @@ installed openai package builds on.
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import json
 import re
@@ -19,6 +20,7 @@ from typing import Any
 
 from agentkv import log
 from agentkv.adapters.base import Extra
+from agentkv.adapters.heard import Heard
 from agentkv.adapters.places import MODEL_CALLS, place_of
 
 __all__ = ["Extra", "Injector", "injecting_async_client", "injecting_client", "merged", "place_of", "spliced"]
@@ -48,7 +50,8 @@ class Injector:
     """Adds what `extra(request)` says, which is asked for each request, on the thread or task that sends it. Thread-safe.
 
     `flow` may be given an Extra of its own instead. `on_refused(origin, names)` hears what a server does not take,
-    `ended(request, extra, tokens)` when a request that carried something is over, with about so many tokens in its prompt.
+    `ended(request, extra, tokens, cached_tokens)` when a request that carried something is over: what its answer said of its
+    tokens, else about how many its prompt has, and None.
     `may_wait(request)`: whether `extra` may block, so that an event loop must not ask it.
     """
 
@@ -57,7 +60,7 @@ class Injector:
         extra: Asked | None = None,
         *,
         on_refused: Callable[[str, frozenset[str]], None] | None = None,
-        ended: Callable[[Any, Extra, int], None] | None = None,
+        ended: Callable[[Any, Extra, int, int | None], None] | None = None,
         may_wait: Callable[[Any], bool] | None = None,
     ) -> None:
         self._extra = extra
@@ -87,12 +90,16 @@ class Injector:
         """Whether asking what this request is to carry may take longer than an event loop has."""
         return self._may_wait is not None and self._may_wait(request)
 
-    def ended(self, request: Any, extra: Extra | None) -> None:
-        """The request is over, whatever became of it. Never raises."""
+    def ended(self, request: Any, extra: Extra | None, heard: Heard | None = None) -> None:
+        """The request is over, whatever became of it, with what was heard of its answer. Never raises."""
         if self._ended is None or extra is None:
             return
         try:
-            self._ended(request, extra, tokens_of(request))
+            said = None if heard is None else heard.usage()
+            if said is None:
+                self._ended(request, extra, tokens_of(request), None)
+            else:
+                self._ended(request, extra, said.tokens, said.cached_tokens)
         except Exception as error:
             log.failed("injection_failed", error=type(error).__name__)
 
@@ -242,7 +249,7 @@ def injecting_client(injector: Injector, **options: Any) -> Any:
             extra = injector.asked(request)
             if extra is None:
                 return super().send(request, **how)
-            over = _Once(lambda: injector.ended(request, extra))
+            over = _Once(lambda heard: injector.ended(request, extra, heard))
             try:
                 flow = injector.flow(request, extra)
                 told = next(flow)
@@ -275,7 +282,7 @@ def injecting_async_client(injector: Injector, **options: Any) -> Any:
                 extra = injector.asked(request)
             if extra is None:
                 return await super().send(request, **how)
-            over = _Once(lambda: injector.ended(request, extra))
+            over = _Once(lambda heard: injector.ended(request, extra, heard))
             try:
                 flow = injector.flow(request, extra)
                 told = next(flow)
@@ -295,42 +302,50 @@ def injecting_async_client(injector: Injector, **options: Any) -> Any:
 
 
 class _Once:
-    def __init__(self, work: Callable[[], None]) -> None:
-        self._work: Callable[[], None] | None = work
+    def __init__(self, work: Callable[[Heard | None], None]) -> None:
+        self._work: Callable[[Heard | None], None] | None = work
 
-    def __call__(self) -> None:
+    def __call__(self, heard: Heard | None = None) -> None:
         work, self._work = self._work, None
         if work is not None:
-            work()
+            work(heard)
 
 
 def _watched(response: Any, over: _Once) -> Any:
-    """The response, which tells `over` when it is closed."""
+    """The response, which tells `over` when it is closed, with what was heard of it."""
+    fine, packed = response.status_code < _FINE, response.headers.get("content-encoding", "identity") != "identity"
     if response.is_closed:
-        over()
+        heard = Heard(listens=fine)
+        with contextlib.suppress(Exception):  # closed before it was read: it says nothing
+            heard.take(response.content)
+        over(heard)
         return response
+    heard = Heard(listens=fine and not packed)
     library = importlib.import_module(type(response).__module__.partition(".")[0])
     stream = response.stream
 
     class Watched(library.SyncByteStream, library.AsyncByteStream):  # type: ignore[name-defined, misc]
         def __iter__(self) -> Iterator[bytes]:
-            yield from stream
+            for piece in stream:
+                heard.take(piece)
+                yield piece
 
         async def __aiter__(self) -> AsyncIterator[bytes]:
             async for piece in stream:
+                heard.take(piece)
                 yield piece
 
         def close(self) -> None:
             try:
                 stream.close()
             finally:
-                over()
+                over(heard)
 
         async def aclose(self) -> None:
             try:
                 await stream.aclose()
             finally:
-                over()
+                over(heard)
 
     response.stream = Watched()
     return response

@@ -142,11 +142,11 @@ class Ways:
         way.turn(HintKind.TURN_START, about)
         return extra
 
-    def _ended(self, request: Any, extra: Extra, tokens: int) -> None:
+    def _ended(self, request: Any, extra: Extra, tokens: int, cached_tokens: int | None) -> None:
         way = self._ways.get(place_of(request))
         if way is not None:
             if extra.owed:
-                way.found.ended(extra.session, tokens=tokens, cached_tokens=None)
+                way.found.ended(extra.session, tokens=tokens, cached_tokens=cached_tokens)
             way.turn(HintKind.TURN_END, self._emitter.book.facts(extra.session))
 
     def _may_wait(self, request: Any) -> bool:
