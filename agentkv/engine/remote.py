@@ -149,7 +149,7 @@ class RemoteEngine:
             max_retries=max_retries,
             http_client=noting_async_client(_note, _refuses, _flow),
         )
-        self._max_tokens_field = max_tokens_field
+        self._fields = {"max_tokens_field": max_tokens_field, "thought_field": ""}
         self._count = count or partial(count_text, model=model)
         self._clock = clock or SystemClock()
         self._loop = LoopThread("agentkv-remote")
@@ -198,7 +198,7 @@ class RemoteEngine:
             self._running.discard(stream)
 
     def count_tokens(self, request: Request) -> int:
-        texts = texts_of(request)
+        texts = texts_of(request, thoughts=bool(self._fields["thought_field"]))
         framing = _TOKENS_PER_MESSAGE * (len(request.messages or ()) + 1)
         return sum(self._count(text) for text in texts) + framing
 
@@ -292,12 +292,13 @@ class RemoteEngine:
             stream.attempts = self._attempts(call.failed, request)  # the caller may cancel from here on
             async with silence(self._timeout_s) as heard:
                 async for chunk in chunks:
-                    text = gathered.take(chunk)
+                    text, thought = gathered.take(chunk)
                     heard(gathered.said)
-                    if first_s is None and gathered.written:
+                    if first_s is None and (gathered.written or gathered.thought):
                         first_s = self._clock.now_s()
-                    if text:
-                        stream.push(Chunk(text=text))
+                    if text or thought:
+                        stream.push(Chunk(text=text, reasoning=thought))
+        self._fields["thought_field"] = gathered.thought_field or self._fields["thought_field"]
         reason, calls = gathered.end()
         spent = self._spent(request, call)
         self._counts["estimated_calls"] += spent.estimated
@@ -319,6 +320,7 @@ class RemoteEngine:
                 total_s=ended_s - submitted_s,
             ),
             tool_calls=calls,
+            reasoning=gathered.thought,
             session=self._session(request),
             model=gathered.model or self.model,
             estimated=spent.estimated,
@@ -335,7 +337,7 @@ class RemoteEngine:
         """
         import openai
 
-        arguments = call_arguments(request, model=self.model, max_tokens_field=self._max_tokens_field)
+        arguments = call_arguments(request, model=self.model, **self._fields)
         create: Any = self._client.completions.create
         if request.messages is not None:
             create = self._client.chat.completions.create

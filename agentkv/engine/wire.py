@@ -23,6 +23,9 @@ PASSED_ON = frozenset({
 })  # fmt: skip
 """What is told to the server as it is (of `request.FEATURES`); whether it does it is its own affair."""
 
+THOUGHT_FIELDS = ("reasoning_content", "reasoning")
+"""Where servers tell thoughts: the name that most have, and that of newer vLLM and of OpenRouter."""
+
 _FINISH: dict[str, FinishReason] = {
     "stop": "stop",
     "length": "length",
@@ -32,8 +35,11 @@ _FINISH: dict[str, FinishReason] = {
 }
 
 
-def call_arguments(request: Request, *, model: str, max_tokens_field: str) -> dict[str, Any]:
-    """Arguments of a streamed `create` call; options that have their default value are left out."""
+def call_arguments(request: Request, *, model: str, max_tokens_field: str, thought_field: str = "") -> dict[str, Any]:
+    """Arguments of a streamed `create` call; options that have their default value are left out.
+
+    `thought_field`: under what name this server tells thoughts, and hears those of turns with calls again; "" if it tells none.
+    """
     sampling = request.sampling
     arguments: dict[str, Any] = {"model": model, "stream": True, **_sampling(sampling)}
     if request.extra_headers:
@@ -55,7 +61,7 @@ def call_arguments(request: Request, *, model: str, max_tokens_field: str) -> di
     if request.chat_template_kwargs:  # no field of OpenAI's, but of every open server's
         told = {"chat_template_kwargs": dict(request.chat_template_kwargs)}
         arguments["extra_body"] = {**arguments.get("extra_body", {}), **told}
-    return arguments | {"messages": [_message(message) for message in request.messages]}
+    return arguments | {"messages": [_message(message, thought_field) for message in request.messages]}
 
 
 def _sampling(sampling: Sampling) -> dict[str, Any]:
@@ -74,7 +80,7 @@ def _sampling(sampling: Sampling) -> dict[str, Any]:
     return fields
 
 
-def _message(message: Message) -> dict[str, Any]:
+def _message(message: Message, thought_field: str) -> dict[str, Any]:
     body: dict[str, Any] = {"role": message.role, "content": message.content}
     if message.tool_calls:
         body["content"] = message.content or None
@@ -82,6 +88,8 @@ def _message(message: Message) -> dict[str, Any]:
             {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
             for call in message.tool_calls
         ]
+        if thought_field and message.reasoning:
+            body[thought_field] = message.reasoning
     if message.tool_call_id is not None:
         body["tool_call_id"] = message.tool_call_id
     if message.name is not None:
@@ -113,13 +121,14 @@ def _format(wanted: ResponseFormat) -> dict[str, Any]:
     return {"type": "json_schema", "json_schema": inner}
 
 
-def texts_of(request: Request) -> list[str]:
-    """What the model will read, piece by piece: for counting where nobody else does."""
+def texts_of(request: Request, *, thoughts: bool = False) -> list[str]:
+    """What the model will read, piece by piece: for counting where nobody else does. `thoughts`: they are sent again."""
     if request.messages is None:
         return [request.prompt or ""]
     tools = [json.dumps(_tool(tool)) for tool in request.tools]
     calls = [call.name + call.arguments for message in request.messages for call in message.tool_calls]
-    return [message.content for message in request.messages] + calls + tools
+    thought = [message.reasoning for message in request.messages if thoughts and message.tool_calls]
+    return [message.content for message in request.messages] + calls + tools + list(filter(None, thought))
 
 
 @dataclass(slots=True)
@@ -139,6 +148,8 @@ class Gathered:
     def __init__(self) -> None:
         self.text = ""
         self.thought = ""
+        self.thought_field = ""
+        """Under what name the server tells thoughts, once it has."""
         self.model = ""
         self.said = 0
         """Grows with every chunk that says something new."""
@@ -148,14 +159,14 @@ class Gathered:
         self._calls: list[_Call] = []
         self._place: dict[int, int] = {}
 
-    def take(self, chunk: Any) -> str:
-        """Note what a chunk says and return its text."""
+    def take(self, chunk: Any) -> tuple[str, str]:
+        """Note what a chunk says and return its text and its piece of a thought."""
         self.model = getattr(chunk, "model", None) or self.model
         text, reason, thought = "", self._reason, len(self.thought)
         for choice in getattr(chunk, "choices", None) or []:
             self._reason = getattr(choice, "finish_reason", None) or self._reason
             delta = getattr(choice, "delta", None)
-            self.thought += _thought(delta)
+            self._think(delta)
             text += (getattr(choice, "text", None) if delta is None else getattr(delta, "content", None)) or ""
             for part in getattr(delta, "tool_calls", None) or []:
                 self.said += self._take_call(part)
@@ -167,7 +178,16 @@ class Gathered:
             self.said += earlier != self._report
             if report.keys() & {"usage", "timings"} and reported(report) is not None:
                 self._counted_to = len(self.written) + len(self.thought)
-        return text
+        return text, self.thought[thought:]
+
+    def _think(self, delta: Any) -> None:
+        """Reasoning that a server shows beside the answer; it is no part of the answer, but it was written."""
+        for name in THOUGHT_FIELDS:
+            value = getattr(delta, name, None)
+            if isinstance(value, str) and value:
+                self.thought += value
+                self.thought_field = name
+                return
 
     def spent(self, input_tokens: Callable[[], int], count: Callable[[str], int]) -> Reported:
         """What the call used so far: as reported, and counted (`estimated`) where nothing was."""
@@ -229,15 +249,6 @@ class Gathered:
             ToolCall(id=call.id or f"call_{uuid.uuid4().hex}", name=call.name, arguments=call.arguments)
             for call in calls
         )
-
-
-def _thought(delta: Any) -> str:
-    """Reasoning that a server shows beside the answer; it is no part of the answer, but it was written."""
-    for name in ("reasoning_content", "reasoning"):
-        value = getattr(delta, name, None)
-        if isinstance(value, str):
-            return value
-    return ""
 
 
 def _is_json(text: str) -> bool:

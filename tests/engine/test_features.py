@@ -28,6 +28,8 @@ ASKED = {
     "salt": {"salt": "s"},
     "reasoning_effort": {"reasoning_effort": "low"},
     "chat_template_kwargs": {"chat_template_kwargs": {"enable_thinking": False}},
+    "extra_body": {"extra_body": {"service_tier": "flex"}},
+    "extra_headers": {"extra_headers": {"X-Run": "7"}},
 }  # fmt: skip
 
 
