@@ -1,7 +1,7 @@
 """Found: the adapter of an endpoint of which only the address is known; it is asked what it is.
 
-Covers which adapter an endpoint gets and passing everything on. Hosted providers are known by their address and never
-probed; what is nothing we know is left alone: hints are UNSUPPORTED there and requests stay as they are. One that does
+Covers which adapter an endpoint gets and passing everything on. Hosted providers are known by their address; they and all
+other public hosts are never asked, unless the user says so; what is nothing we know is left alone: hints are UNSUPPORTED there and requests stay as they are. One that does
 not answer is asked again later and later, by hints; a call waits for that once and never again. One that answered is
 asked again when it was away, after a while, and when it refuses what its kind takes: if it is another engine now, the
 adapter is another one. What is asked is in `probe.py`.
@@ -65,17 +65,17 @@ def adapter_for(known: Known, base_url: str, *, api_key: str, clock: Clock) -> A
 
 
 def checked(engine: str) -> str:
-    """The name of an engine, "auto" or "off". Raises ConfigError for any other."""
-    if engine not in ("auto", "off") and engine not in ENGINES:
-        raise ConfigError(f"speaks={engine!r} is unknown; there are auto, off, {', '.join(ENGINES)}")
+    """The name of an engine, "auto", "ask" or "off". Raises ConfigError for any other."""
+    if engine not in ("auto", "ask", "off") and engine not in ENGINES:
+        raise ConfigError(f"speaks={engine!r} is unknown; there are auto, ask, off, {', '.join(ENGINES)}")
     return engine
 
 
 class Found:
     """Adapter and routing of whatever is at `base_url`.
 
-    `engine` names what it is ("vllm", "anthropic", ...) where that is known better than a probe could tell; "off" leaves it
-    alone. `probe_priority` allows one request of one token that asks whether the server takes a `priority`; `endpoints`
+    `engine` names what it is ("vllm", "anthropic", ...) where that is known better than a probe could tell; "ask" has
+    it asked although its address is a public one; "off" leaves it alone. `probe_priority` allows one request of one token that asks whether the server takes a `priority`; `endpoints`
     remembers the answer.
     """
 
@@ -195,7 +195,10 @@ class Found:
         if made is not None:
             strategy: Strategy | None = made()
             return strategy
-        if provider(self._base_url) is not None:
+        if self._engine == "auto" and provider(self._base_url) is not None:
+            log.warn_once(
+                "public_host_not_prewarmed", origin=self._base_url, advice="if it is yours, name it: speaks=..."
+            )
             return None
         load = Load(self._server)
 
@@ -265,7 +268,7 @@ class Found:
     def _look(self) -> bool:
         """Whether it says that it is what it was. To another one we speak as to that; if nobody answers, as before."""
         try:
-            said = identify(self._base_url, api_key=self._key, within_s=PROBE_S)
+            said = self._said()
             self._known_s = self._clock.now_s()
             if said.engine == self._known.engine and (said.engine != "vllm" or said.same(self._known)):
                 return True
@@ -286,13 +289,18 @@ class Found:
 
     def _named(self) -> str | None:
         """What it is by its name or its address, whatever it says."""
+        if self._engine == "ask":
+            return None
         return provider(self._base_url) if self._engine == "auto" else self._engine
 
     def _identified(self) -> Known:
         named = self._named()
         if named is not None:
             return Known(engine=named)
-        return self._learned(identify(self._base_url, api_key=self._key, within_s=PROBE_S))
+        return self._learned(self._said())
+
+    def _said(self) -> Known:
+        return identify(self._base_url, api_key=self._key, within_s=PROBE_S, anyway=self._engine == "ask")
 
     def _learned(self, known: Known) -> Known:
         """`known` with what is remembered of it."""
@@ -303,4 +311,5 @@ class Found:
             known,
             api_key=self._key if self._probe_priority else None,
             probe_priority=self._probe_priority,
+            anyway=self._engine == "ask",
         )

@@ -1,8 +1,9 @@
 """Probe: what answers at an address, and what it can take, asked once and remembered with an age.
 
 Covers identity (quick GETs that any server may refuse), the one request that asks whether a server takes a `priority`
-(only where the user allows it, never at a hosted provider), and the file in which both are kept. Does not cover what is
-then said to an engine. What is remembered holds for the same engine of the same version with the same models, for a day.
+(only where the user allows it), neither at a public host unless the user says so, and the file in which both are kept.
+Does not cover what is then said to an engine. What is remembered holds for the same engine of the same version with the
+same models, for a day.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from urllib.parse import urlsplit
 from agentkv import log
 from agentkv.adapters.base import Unreachable
 from agentkv.adapters.http import Endpoint
-from agentkv.adapters.places import place
+from agentkv.adapters.places import is_own, place
 
 PROBE_S = 1.0
 PRIORITY_S = 20.0
@@ -35,8 +36,6 @@ _NOT_YET = (502, 503, 504)
 _LARGEST_BYTES = 1 << 18
 PROVIDERS = {"openai.com": "openai", "anthropic.com": "anthropic"}
 """Hosts of which the address says what they are."""
-HOSTED = (*PROVIDERS, "azure.com", "googleapis.com", "mistral.ai", "openrouter.ai", "amazonaws.com")
-"""Nobody's own server: never probed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,17 +55,26 @@ class Known:
 
 
 def provider(base_url: str) -> str | None:
-    """The hosted provider at this address: its name, "" for one that we do not speak to, None for somebody's own server."""
-    host = (urlsplit(base_url).hostname or "").lower()
-    for known in HOSTED:
+    """The hosted provider at this address: its name, "" for any other public host, None for the user's own (`is_own`).
+
+    A public host is never asked, nor sent anything of ours, unless the user says what it is: whose it is nobody knows.
+    """
+    try:
+        host = (urlsplit(base_url).hostname or "").rstrip(".")
+    except ValueError:
+        return ""
+    for known, name in PROVIDERS.items():
         if host == known or host.endswith(f".{known}"):
-            return PROVIDERS.get(known, "")
-    return None
+            return name
+    return None if is_own(base_url) else ""
 
 
-def identify(base_url: str, *, api_key: str = "", within_s: float = PROBE_S) -> Known:
-    """What answers at `base_url`, in at most `within_s` together. Raises Unreachable where nothing does, or not yet."""
-    named = provider(base_url)
+def identify(base_url: str, *, api_key: str = "", within_s: float = PROBE_S, anyway: bool = False) -> Known:
+    """What answers at `base_url`, in at most `within_s` together. Raises Unreachable where nothing does, or not yet.
+
+    A public host is not asked, but `anyway`.
+    """
+    named = None if anyway else provider(base_url)
     if named is not None:
         return Known(engine=named)
     server = Endpoint(base_url, api_key=api_key)
@@ -145,15 +153,25 @@ class Endpoints:
         self._known: dict[str, Known] | None = None
 
     def learned(
-        self, base_url: str, known: Known, *, api_key: str | None = None, probe_priority: bool = False
+        self,
+        base_url: str,
+        known: Known,
+        *,
+        api_key: str | None = None,
+        probe_priority: bool = False,
+        anyway: bool = False,
     ) -> Known:
-        """`known` with what is remembered of the same server; asks for the priority where that is allowed and open."""
+        """`known` with what is remembered of the same server; asks for the priority where that is allowed and open.
+
+        A public host is not asked, but `anyway`.
+        """
         where = place(base_url)
         with self._lock:
             before = self._all().get(where)
         if before is not None and before.same(known) and 0 <= self._now_s() - before.at_s < KEPT_S:
             known = before
-        if known.engine and known.models and known.priority is None and probe_priority and provider(base_url) is None:
+        is_open = known.engine and known.models and known.priority is None and probe_priority
+        if is_open and (anyway or provider(base_url) is None):
             try:
                 taken = takes_priority(base_url, api_key=api_key or "", model=known.models[0])
             except Unreachable as error:

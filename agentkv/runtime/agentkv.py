@@ -161,8 +161,8 @@ class AgentKV:
     ) -> Self:
         """Any OpenAI-compatible endpoint, through the openai package: hints, budgets and bills without our engine.
 
-        `speaks` names the engine there ("vllm", "llama.cpp", "dynamo", "openai", ...) where asking it could not tell, or
-        is "off". `salt` is a tenant's, for engines that part their caches by one. With `probe` an own server is asked once,
+        `speaks` names the engine there ("vllm", "llama.cpp", "dynamo", "openai", ...), is "off", or "ask": an address that
+        is not plainly your own is not asked, nor prewarmed, by "auto". `salt` is a tenant's, for engines that part their caches by one. With `probe` an own server is asked once,
         by a request of one token, whether it takes priorities; with `prewarm` it computes a waiting context shortly before
         its tool ends, paid by the task. See docs/engines.md.
         """

@@ -6,7 +6,7 @@ The app behind the first, and what is known of foreign endpoints, are made when 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
 
@@ -76,27 +76,31 @@ class Doors:
             told(self)
         return self._caller()
 
-    def http_client(self, *, keep_alive: bool = False, **options: Any) -> Any:
+    def http_client(self, *, keep_alive: bool = False, speaks: Mapping[str, str] | None = None, **options: Any) -> Any:
         """An HTTP client for clients of your own: `OpenAI(http_client=...)`, `ChatOpenAI(http_client=...)`, `Anthropic(...)`.
 
         What it sends carries what its endpoint wants to be told of whoever is calling; your own fields and headers win.
         `options` are the HTTP library's own. Such calls are not billed here, see `AgentKV.record_call`. With `keep_alive`
         (for endpoints that are new from then on) a waiting prompt is sent again where that pays: to keep a cache that one
         pays for, or to compute a context shortly before its tool ends; the task pays, within its budget.
+        `speaks` says what is at public addresses, which are never asked: `{"https://llm.example.com/v1": "vllm"}`, or "ask".
         """
         from agentkv.adapters.inject import injecting_client
 
-        return injecting_client(self._spending(keep_alive).injector, **options)
+        return injecting_client(self._told(keep_alive, speaks).injector, **options)
 
-    def async_http_client(self, *, keep_alive: bool = False, **options: Any) -> Any:
+    def async_http_client(
+        self, *, keep_alive: bool = False, speaks: Mapping[str, str] | None = None, **options: Any
+    ) -> Any:
         """The same for `AsyncOpenAI`, ChatOpenAI's `http_async_client` and `AsyncAnthropic`."""
         from agentkv.adapters.inject import injecting_async_client
 
-        return injecting_async_client(self._spending(keep_alive).injector, **options)
+        return injecting_async_client(self._told(keep_alive, speaks).injector, **options)
 
-    def _spending(self, spends: bool) -> Ways:
+    def _told(self, spends: bool, speaks: Mapping[str, str] | None) -> Ways:
         ways = self.ways()
         ways.spends = ways.spends or spends
+        ways.name(speaks or {})
         return ways
 
     def ways(self) -> Ways:

@@ -9,17 +9,17 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
 from agentkv.adapters.base import Extra
-from agentkv.adapters.found import Found
+from agentkv.adapters.found import Found, checked
 from agentkv.adapters.inject import Injector, model_of, tokens_of
 from agentkv.adapters.places import place, place_of
 from agentkv.adapters.prewarm import Prewarm
-from agentkv.adapters.probe import Endpoints, Known
+from agentkv.adapters.probe import Endpoints, Known, provider
 from agentkv.budget.facts import Fact, TaskFact
 from agentkv.clock import Clock
 from agentkv.core.hint import Hint, HintKind, SessionFacts
@@ -77,6 +77,7 @@ class Ways:
     def __init__(self, *, emitter: Emitter, clock: Clock, caller: Callable[[], Caller], books: Books) -> None:
         self.spends = False
         """Whether endpoints of people's own clients may be sent requests of ours, paid by the task."""
+        self._names: dict[str, str] = {}
         self._books = books
         self._purse = TaskPurse(books)
         self._emitter = emitter
@@ -91,6 +92,12 @@ class Ways:
         self.injector = Injector(
             self._carries, on_refused=self._refused, ended=self._ended, may_wait=self._may_wait
         )  # one for all: what a server does not take, nobody sends it again
+
+    def name(self, speaks: Mapping[str, str]) -> None:
+        """What is at these addresses, where it is not asked, or asked in vain. Raises ConfigError for no engine's name."""
+        named = {place(base_url): checked(engine) for base_url, engine in speaks.items()}
+        with self._lock:
+            self._names |= named
 
     def own(self, engine: Any) -> None:
         """`engine` is a remote one: its calls take this way, and its endpoint hears every hint."""
@@ -162,9 +169,14 @@ class Ways:
         where = place_of(request)
         with self._lock:
             way = self._ways.get(where)
+            speaks = self._names.get(where, "auto")
+            if way is None and speaks == "auto" and provider(where) == "":
+                return None  # nobody whom we could tell anything
             if way is None and len(self._ways) < MOST_WAYS and not self._closed:
                 scheme, _, key = request.headers.get("authorization", "").partition(" ")
-                way = self._ways[where] = self._made(where, api_key=key if scheme.lower() == "bearer" else "")
+                way = self._ways[where] = self._made(
+                    where, api_key=key if scheme.lower() == "bearer" else "", engine=speaks
+                )
                 self._emitter.subscribe(way.tell)
                 if not self._hears:
                     self._hears = True

@@ -45,7 +45,6 @@ def hosted(monkeypatch):
 
         def is_at(name):
             monkeypatch.setitem(probe.PROVIDERS, "127.0.0.1", name)
-            monkeypatch.setattr(probe, "HOSTED", ("127.0.0.1",))
 
         server.is_at = is_at
         yield server

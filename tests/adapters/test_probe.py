@@ -77,11 +77,11 @@ def test_nothing_that_answers_is_no_engine():
     ("url", "name"),
     [
         ("https://api.openai.com/v1", "openai"), ("https://api.anthropic.com", "anthropic"),
-        ("https://x.openai.azure.com", ""), ("http://localhost:8000/v1", None), ("https://openai.com.evil.example", None),
+        ("https://x.openai.azure.com", ""), ("http://localhost:8000/v1", None), ("https://openai.com.evil.example", ""),
     ],
 )  # fmt: skip
 def test_providers_are_known_by_their_address(url, name):
-    """A name that only looks like one is somebody's own server."""
+    """A name that only looks like one is somebody else's server."""
     assert name == provider(url)
 
 

@@ -201,7 +201,8 @@ def test_an_unknown_server_is_left_alone():
         ("api.openai.com", "openai"),
         ("eu.api.anthropic.com", "anthropic"),
         ("x.openai.azure.com", ""),
-        ("notopenai.com.invalid", None),
+        ("notopenai.com.invalid", ""),
+        ("agentkv-nowhere.local", None),
     ],
 )
 def test_hosted_endpoints_are_never_probed(host, engine):
