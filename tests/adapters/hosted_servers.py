@@ -10,16 +10,20 @@ import typing
 from collections.abc import Iterator, Mapping
 
 from anthropic.types.message_create_params import MessageCreateParamsNonStreaming
+from openai.types import completion_create_params as older
 from openai.types.chat.completion_create_params import CompletionCreateParamsNonStreaming
 from openai.types.responses.response_create_params import ResponseCreateParamsNonStreaming
 from pydantic import TypeAdapter, ValidationError
 
 from agentkv.adapters.strict import StrictServer
 
-CHAT, RESPONSES, MESSAGES = (
+CHAT, COMPLETIONS, RESPONSES, MESSAGES = (
     (TypeAdapter(made), frozenset(typing.get_type_hints(made)))
-    for made in (CompletionCreateParamsNonStreaming, ResponseCreateParamsNonStreaming, MessageCreateParamsNonStreaming)
-)
+    for made in (
+        CompletionCreateParamsNonStreaming, older.CompletionCreateParamsNonStreaming, ResponseCreateParamsNonStreaming,
+        MessageCreateParamsNonStreaming,
+    )
+)  # fmt: skip
 
 
 class Hosted(StrictServer):
@@ -30,6 +34,7 @@ class Hosted(StrictServer):
         self.refusals: list[str] = []
         self.routes = {
             "POST /v1/chat/completions": self._checked(CHAT, self._chat_answer),
+            "POST /v1/completions": self._checked(COMPLETIONS, self._completions_answer),
             "POST /v1/responses": self._checked(RESPONSES, self._responses_answer),
             "POST /v1/messages": self._checked(MESSAGES, self._messages_answer),
         }
@@ -57,6 +62,14 @@ class Hosted(StrictServer):
             "id": "c", "object": "chat.completion", "created": 0, "model": body["model"], "usage": usage,
             "choices": [{"index": 0, "message": message, "finish_reason": "stop"}],
             "service_tier": body.get("service_tier", "default"),
+        }  # fmt: skip
+
+    def _completions_answer(self, body):
+        usage = {"prompt_tokens": 3000, "completion_tokens": 1, "total_tokens": 3001}
+        usage |= {"prompt_tokens_details": {"cached_tokens": self.cached}}
+        return {
+            "id": "c", "object": "text_completion", "created": 0, "model": body["model"], "usage": usage,
+            "choices": [{"index": 0, "text": "ok", "finish_reason": "stop", "logprobs": None}],
         }  # fmt: skip
 
     def _responses_answer(self, body):
