@@ -33,19 +33,20 @@ Note = Callable[[Step, Outcome, str, float], None]
 
 
 class Work:
-    """Steps under way. `lost`, `outcome`, `refused` and `words` hold once `over` is set.
-
-    `refused`: whatever failed did so by the server's own word.
-    """
+    """Steps under way. `lost`, `outcome` and `words` hold once `over` is set."""
 
     def __init__(self, steps: Sequence[Step]) -> None:
         self.steps = tuple(steps)
         self.over = threading.Event()
         self.lost: Step | None = None
         self.outcome = Outcome.ADVISORY
-        self.refused = True
         self.unsaved: set[int] = set()
         self.words: list[str] = []
+
+    @property
+    def refused(self) -> bool:
+        """Whether it failed by the server's own word: a full disk is a 500 there."""
+        return self.outcome is Outcome.FAILED and self.lost is None
 
     @property
     def told(self) -> str:
@@ -129,12 +130,10 @@ class SlotWork:
             except Unreachable as error:
                 fate = Fate.LOST if error.status in _NO_ANSWER else Fate.REFUSED
                 outcome, detail = Outcome.FAILED, str(error)
-                work.refused = work.refused and error.refused
                 if step.deed == "save":
                     work.unsaved.add(step.slot)
             except Exception as error:
                 log.failed("slot_action_failed", error=repr(error))
-                work.refused = False
                 fate, outcome, detail = Fate.LOST, Outcome.FAILED, type(error).__name__
         if fate is Fate.LOST:
             work.lost = step

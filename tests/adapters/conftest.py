@@ -12,7 +12,7 @@ from agentkv.runtime.reach import Reach
 
 
 class FakeLlama(StrictServer):
-    """Slots hold a number of tokens; files too. `broken`: deeds that answer 400. `saves`: with --slot-save-path.
+    """Slots hold a number of tokens; files too. `broken`: deeds that it cannot do. `saves`: with --slot-save-path.
 
     `hung`: (deed, slot) that is done and never answered, until `goes_on` is set.
     """
@@ -56,7 +56,7 @@ class FakeLlama(StrictServer):
             if not self.saves:
                 return 501, {"error": {"message": "start it with --slot-save-path"}}
             if deed in self.broken or (deed == "restore" and name not in self.files):
-                return 400, {"error": {"message": "unable"}}
+                return 500 if deed == "save" else 400, {"error": {"message": "unable"}}  # as the real one does
             if deed == "save":
                 self.files[name] = self.slots[slot]
             elif deed == "restore":
