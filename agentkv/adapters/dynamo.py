@@ -163,7 +163,12 @@ class Dynamo:
             return Outcome.UNSUPPORTED, "the model's name is not known"
         body = {"model": model, "messages": [{"role": "user", "content": "."}], "max_tokens": 1, "stream": False}
         headers = {SESSION: safe(session), FINAL: "true"}
-        answer = self._server.post("/v1/chat/completions", body, within_s, headers=headers)
+        try:
+            answer = self._server.post("/v1/chat/completions", body, within_s, headers=headers)
+        except Unreachable:
+            with self._lock:
+                _note(self._called, session, model)  # it may be told again
+            raise
         if not isinstance(answer, Mapping):
             raise Unreachable("/v1/chat/completions: an answer of another kind")
         return Outcome.ADVISORY, "told as the session's last request"

@@ -157,10 +157,12 @@ def test_the_end_of_a_session_is_a_request_of_its_own(adapter, server):
 
 
 def test_an_end_that_does_not_arrive_is_a_failed_receipt(adapter, server):
-    """Nothing is raised, and it is not told again."""
+    """Nothing is raised; Reach tells it again."""
     adapter.carries(SessionFacts(session="s", model="m"))
     server.fault = "close"
     assert Outcome.FAILED is adapter.deliver(hint("session_end", call=False), 1).outcome
+    server.fault = ""
+    assert "told as the session's last request" == adapter.deliver(hint("session_end", call=False), 5).detail
 
 
 def test_a_frontend_that_was_away_is_not_told_of_sessions_that_it_lost(adapter, server):
