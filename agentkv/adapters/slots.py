@@ -53,9 +53,11 @@ class Held:
 
     `clean`: the file holds what the slot holds. `sure`: so does the slot itself. `over`: drop it as soon as it is idle.
     `moving`: steps about it are under way. `tokens` are in its slot, if it has one, and `saved` in its file.
+    `lay`: where it was when the server went away; if only the way there was broken, it still is.
     """
 
     slot: int | None = None
+    lay: int | None = None
     file: str = ""
     clean: bool = False
     sure: bool = True
@@ -232,14 +234,16 @@ class SlotPool:
         ):  # its last call was given up, and the slot computes until that is noticed
             held.over = True
             return []
-        slot = None
+        slot = lay = None
         if held is not None:
             del self.sessions[session]
-            slot = held.slot
+            slot, lay = held.slot, held.lay
             if held.file:
                 self._stale.append(held.file)
         free = self.free_slots()
-        if slot is None and self._stale and free:
+        if slot is None and lay in free:
+            slot = lay
+        elif slot is None and self._stale and free:
             slot = free[0]
         if slot is None:
             return []
@@ -294,7 +298,7 @@ class SlotPool:
         for held in self.sessions.values():
             held.sure = held.busy
             if not held.busy and not held.moving:
-                held.slot = None
+                held.lay, held.slot = held.lay if held.slot is None else held.slot, None
 
     def recount(self, slots: int) -> None:
         """The server has restarted with so many slots. What lies in files stays known; calls that it computed are lost."""
@@ -337,7 +341,7 @@ class SlotPool:
 
     def _brought(self, session: str, held: Held, slot: int) -> list[Step]:
         """Put the session into `slot`, with what its file holds: an older context is still the beginning of the newest."""
-        held.slot, held.sure, held.clean = slot, True, bool(held.file)
+        held.slot, held.lay, held.sure, held.clean = slot, None, True, bool(held.file)
         held.tokens = held.saved if held.file else 0
         if not held.file:
             return []

@@ -211,21 +211,23 @@ def test_a_full_disk_does_not_make_the_server_away(adapter, llama):
     reach.close()
 
 
-def test_a_session_that_ends_while_the_server_is_away_leaves_nothing_behind(adapter, llama):
-    """Its slot and its file are emptied when the server answers again, without another hint."""
-    llama.turn(adapter, "a", 1111)
-    llama.turn(adapter, "b", 500)
-    tell(adapter, "tool_start", "a")
+@pytest.mark.parametrize(("session", "other"), ["ab", "ba"])
+def test_a_session_that_ends_while_the_server_is_away_leaves_nothing_behind(adapter, llama, session, other):
+    """Its slot and its file are emptied when the server answers again, without another hint: only the way there was broken."""
+    for name in "ab":
+        llama.turn(adapter, name, 1111 if name == session else 500)
+    tell(adapter, "tool_start", session)
     adapter.reset()  # the next hint asks the server again
     llama.fault = "close"
-    starts = [hint("tool_start", "b", call_id=str(number)) for number in range(3)]
-    reach = through_reach(adapter, adapter._clock, *starts, hint("session_end", "a"))
+    starts = [hint("tool_start", other, call_id=str(number)) for number in range(3)]
+    reach = through_reach(adapter, adapter._clock, *starts, hint("session_end", session))
     assert reach.stats()["away"]
     assert 1111 in llama.files.values()
     llama.fault = ""
     adapter._clock.advance(1.1)
     until(lambda: {0} == set(llama.files.values()))
-    until(lambda: "a" not in adapter._pool.sessions)
+    until(lambda: {0, 500} == set(llama.slots.values()))
+    assert session not in adapter._pool.sessions
     reach.close()
 
 
