@@ -187,7 +187,7 @@ class Found:
     def cached_by(self, usage: Usage) -> Mapping[str, int] | None:
         if isinstance(self._adapter, Telling):
             return self._adapter.cached_by(usage)
-        return None if self._hits is None else self._hits.of_call(usage.cached_tokens)
+        return None if self._hits is None else self._hits.of_call(usage.cached_tokens, usage.input_tokens)
 
     def strategy(self, running: Callable[[], int]) -> Strategy | None:
         """When a waiting prompt is worth sending to this endpoint again; None where it never is. `running`: own calls."""
