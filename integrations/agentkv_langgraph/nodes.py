@@ -2,8 +2,8 @@
 
 Functions keep their signature and hints through `functools.wraps`, which is what LangGraph reads for injection, edges
 of `Command[Literal[...]]` and input schemas. Methods stay methods and partials stay partials; callable objects become
-a stand-in, Runnables (compiled graphs among them) a copy of a subclass of their own, so that `isinstance` checks,
-drawing and subgraph discovery still see them. A sequence gets the hooks around each of its steps, because LangGraph
+a stand-in, Runnables (compiled graphs among them) a twin of a subclass of their own, which shares their state, so that
+`isinstance` checks, drawing and subgraph discovery still see them. A sequence gets the hooks around each of its steps, because LangGraph
 takes a node that is one apart.
 """
 
@@ -19,6 +19,7 @@ from typing import Any
 from langchain_core.runnables import Runnable, RunnableParallel, RunnableSequence
 
 from agentkv.runtime.hosts import Enter, Leave, wrap_function
+from agentkv_langgraph.twins import share, twin
 
 _ENTRIES = ("invoke", "ainvoke", "stream", "astream", "transform", "atransform", "batch", "abatch")
 
@@ -72,35 +73,58 @@ def _wrap_object(fn: Any, enter: Enter, leave: Leave) -> Any:
 
 
 def _wrap_runnable(fn: Any, enter: Enter, leave: Leave) -> Any:
-    """A copy of `fn` in a subclass of its own class, which overrides what the class itself overrides.
+    """A twin of `fn` in a subclass of its own class, which overrides what the class itself overrides.
 
-    The other entries come down to these, as they do in the original. Each runs on a view of the copy in the original
-    class: there `invoke` may be made of `stream` or the other way round without the hooks running twice, and a copy
-    made by `with_config` keeps them.
+    The other entries come down to these, as they do in the original. Each runs on `fn` itself, so that what it keeps
+    from run to run is kept, and `invoke` may be made of `stream` or the other way round without the hooks running twice.
+    A copy of the twin is decorated too, with an original of its own.
     """
     steps = _steps(fn)
     if steps is not None:
         return _with_steps(fn, [wrap(step, enter, leave) for step in steps])
     original = type(fn)
+    wrapped: Any = None
+
+    def left(token: Any, error: BaseException | None) -> None:
+        leave(token, error)
+        share(fn, wrapped)  # pydantic may have made a new `__dict__`
+
+    def undecorated(one: Any) -> Any:
+        """`fn`; for another object of the subclass, such as a graph with another config, one of the original class."""
+        return fn if one is wrapped else twin(one, original)
 
     def entry(name: str) -> Callable[..., Any]:
         method = getattr(original, name)
 
         @functools.wraps(method)
-        def on_view(self: Any, *args: Any, **kwargs: Any) -> Any:
-            view = copy.copy(self)
-            object.__setattr__(view, "__class__", original)
-            return method(view, *args, **kwargs)
+        def on_original(self: Any, *args: Any, **kwargs: Any) -> Any:
+            return method(undecorated(self), *args, **kwargs)
 
-        return wrap_function(on_view, getattr(Runnable, name), enter, leave)
+        return wrap_function(on_original, getattr(Runnable, name), enter, left)
+
+    def copied(self: Any, made: Any) -> Any:
+        return wrap(made, enter, leave) if self is wrapped else twin(made, type(self))
+
+    def set_on(self: Any, name: str, value: Any) -> None:
+        one = undecorated(self)
+        setattr(one, name, value)
+        share(one, self)
+
+    def delete_on(self: Any, name: str) -> None:
+        one = undecorated(self)
+        delattr(one, name)
+        share(one, self)
 
     own = [name for name in _ENTRIES if getattr(original, name) is not getattr(Runnable, name)]
     namespace: dict[str, Any] = {name: entry(name) for name in own}
+    namespace["__copy__"] = lambda self: copied(self, copy.copy(undecorated(self)))
+    namespace["__deepcopy__"] = lambda self, memo=None: copied(self, copy.deepcopy(undecorated(self), memo))
+    namespace["__setattr__"] = set_on
+    namespace["__delattr__"] = delete_on
     namespace["__module__"] = original.__module__
     namespace["__doc__"] = original.__doc__
-    wrapped = copy.copy(fn)
     make_class: Any = type(original)  # pydantic's metaclass for pydantic's classes
-    object.__setattr__(wrapped, "__class__", make_class(original.__name__, (original,), namespace))
+    wrapped = twin(fn, make_class(original.__name__, (original,), namespace))
     return wrapped
 
 

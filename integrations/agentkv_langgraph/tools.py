@@ -7,7 +7,6 @@ call, it is one call.
 
 from __future__ import annotations
 
-import copy
 import functools
 from collections.abc import Awaitable, Callable, Mapping
 from types import TracebackType
@@ -22,6 +21,7 @@ from agentkv.runtime.functions import Options, Tells
 from agentkv.runtime.tools import ToolScope
 from agentkv_langgraph.budget import BudgetStop, answered
 from agentkv_langgraph.outputs import slim_tool_message
+from agentkv_langgraph.twins import twin
 
 Execute = Callable[[Any], Any]
 AExecute = Callable[[Any], Awaitable[Any]]
@@ -115,9 +115,9 @@ def answers_with_failure(result: Any) -> bool:
 
 
 def wrap_tool(tool: Any, owner: Tells, options: Options) -> Any:
-    """A copy of a BaseTool whose runs are told; None for anything else.
+    """A BaseTool whose runs are told; None for anything else.
 
-    It is of a subclass of the tool's own class, with everything of the tool: schemas, injected arguments, names.
+    It is of a subclass of the tool's own class and shares everything with the tool: schemas, names, what it keeps.
     """
     if not isinstance(tool, BaseTool):
         return None
@@ -158,7 +158,5 @@ def wrap_tool(tool: Any, owner: Tells, options: Options) -> Any:
         return ended(told, result)
 
     namespace = {"run": run, "arun": arun, "__module__": original.__module__, "__doc__": original.__doc__}
-    wrapped = copy.copy(tool)
     make_class: Any = type(original)  # pydantic's metaclass
-    object.__setattr__(wrapped, "__class__", make_class(original.__name__, (original,), namespace))
-    return wrapped
+    return twin(tool, make_class(original.__name__, (original,), namespace))

@@ -241,6 +241,22 @@ class Node(Runnable):
         return body.act(state)
 node = Node()
 """,
+    "stateful runnable": """
+class Node(Runnable):
+    count = 0
+    def invoke(self, state, config=None, **kwargs):
+        self.count += 1
+        return body.act(state, count=self.count)
+node = Node()
+""",
+    "stateful sequence": """
+class Node(Runnable):
+    count = 0
+    def invoke(self, state, config=None, **kwargs):
+        self.count += 1
+        return body.act(state, count=self.count)
+node = RunnableLambda(lambda state: state, name="before") | Node()
+""",
     "subgraph": """
 def function({params}) -> {returns}:
     return body.act({args})
@@ -256,7 +272,9 @@ node = subgraph(function)
 KINDS = tuple(_TEMPLATES)
 ASYNC_KINDS = tuple(kind for kind in KINDS if kind.startswith("async"))
 SYNC_KINDS = tuple(kind for kind in KINDS if kind not in ASYNC_KINDS)
-WITHOUT_INJECTION = ("generator", "async generator", "own runnable", *(k for k in KINDS if "runnable" in k), "sequence")
+OWN_KINDS = ("own runnable", "stateful runnable", "stateful sequence")
+"""Classes of a user's, with the one signature that a Runnable has."""
+WITHOUT_INJECTION = ("generator", "async generator", *OWN_KINDS, *(k for k in KINDS if "runnable" in k), "sequence")
 """These run as LangChain's own Runnables, which know nothing but a config."""
 
 
@@ -274,7 +292,7 @@ def subgraph(function: Callable[..., Any]) -> Any:
 def make_node(kind: str, body: Body, signature: str = "state") -> Any:
     """An undecorated node of this kind."""
     params = SIGNATURES[signature]
-    if kind == "own runnable":
+    if kind in OWN_KINDS:
         params = SIGNATURES["state"]
     names = [part.split(":")[0].split("=")[0].strip() for part in params.replace("*, ", "").split(", ")]
     args = ", ".join(["state", *(f"{name}={name}" for name in names[1:])])

@@ -45,6 +45,8 @@ def expected(cell: Cell) -> tuple[int, str | None]:  # noqa: PLR0911  one for ea
             return 1, "ValueError"
         case "cancel":
             return 1, "CancelledError"
+        case "interrupt" if cell.kind == "stateful sequence":
+            return 3, "RuntimeError"  # LangGraph gives a class of a user's no context behind the first step
         case "interrupt" | "retry":
             return 3, None
     return 1, None
@@ -72,5 +74,5 @@ def test_a_decorated_graph_is_drawn_and_described_as_the_plain_one(kind, outcome
     cell = Cell(kind=kind, outcome=outcome)
     plain = structure(cell, lambda node: node)
     assert plain == structure(cell, shared_kv.node)
-    if outcome == "goto" and "runnable" not in kind and kind not in {"generator", "async generator", "sequence"}:
+    if outcome == "goto" and "runnable" not in kind and "generator" not in kind and "sequence" not in kind:
         assert "right" in plain["picture"] or "subgraph" in kind

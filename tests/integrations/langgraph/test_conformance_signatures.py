@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from conformance_nodes import ASYNC_KINDS, KINDS, SIGNATURES, WITHOUT_INJECTION
+from conformance_nodes import ASYNC_KINDS, KINDS, OWN_KINDS, SIGNATURES, WITHOUT_INJECTION
 from conformance_runs import Cell, observe, params, structure
 
 from agentkv.runtime import identity
@@ -14,7 +14,7 @@ CELLS = [
     )
     for kind in KINDS
     for signature in SIGNATURES
-    if not (kind in WITHOUT_INJECTION and signature not in {"bare state", "config"}) and kind != "own runnable"
+    if not (kind in WITHOUT_INJECTION and signature not in {"bare state", "config"}) and kind not in OWN_KINDS
 ]
 
 
