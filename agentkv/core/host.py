@@ -48,6 +48,10 @@ class Host(Protocol):
         """True for exceptions that steer the framework (interrupts, parent commands) and are no failure."""
         ...
 
+    def is_pause(self, error: BaseException) -> bool:
+        """True for those of them after which what was under way here runs again: an interrupt, not a hand-over."""
+        ...
+
     def interrupt(self, question: dict[str, Any], refused: Exception) -> Any:
         """Stop the agent here and ask a person `question` (plain JSON); the answer, once the agent was resumed.
 

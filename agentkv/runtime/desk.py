@@ -53,6 +53,7 @@ class ToolDesk:
         self.caller = caller
         self.session_of = last_session
         self.is_control_flow = host.is_control_flow
+        self.is_pause = host.is_pause
         self._alive = host.alive
         self._attempts: OrderedDict[tuple[str, str], int] = OrderedDict()
         self._lock = threading.Lock()

@@ -39,6 +39,9 @@ class PlainHost:
     def is_control_flow(self, error: BaseException) -> bool:  # noqa: ARG002  the protocol
         return False
 
+    def is_pause(self, error: BaseException) -> bool:  # noqa: ARG002  the protocol
+        return False
+
     def interrupt(self, question: dict[str, Any], refused: Exception) -> Any:  # noqa: ARG002  the protocol
         raise refused
 

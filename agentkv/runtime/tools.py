@@ -26,6 +26,7 @@ class Switchboard(Protocol):
     def tool_ended(self, scope: ToolScope) -> None: ...
     def slimmed(self, text: str, scope: ToolScope) -> str: ...
     def is_control_flow(self, error: BaseException) -> bool: ...
+    def is_pause(self, error: BaseException) -> bool: ...
 
 
 class ToolScope:
@@ -33,7 +34,8 @@ class ToolScope:
 
     Entering may raise BudgetExceeded (a tool-call limit); nothing else that happens to hints or moves reaches the
     tool. What the body raises passes through; the call is then closed as failed, as cancelled (CancelledError,
-    KeyboardInterrupt, GeneratorExit) or as paused (the framework's control flow, such as an interrupt).
+    KeyboardInterrupt, GeneratorExit), as paused (the framework runs it again: an interrupt) or as succeeded (it handed
+    over to another part of the graph).
     """
 
     __slots__ = (
@@ -163,9 +165,9 @@ class ToolScope:
 
         if isinstance(error, asyncio.CancelledError | KeyboardInterrupt | GeneratorExit):
             return ToolStatus.CANCELLED
-        if self._board.is_control_flow(error):
+        if self._board.is_pause(error):
             return ToolStatus.PAUSED
-        return ToolStatus.FAILED
+        return ToolStatus.SUCCEEDED if self._board.is_control_flow(error) else ToolStatus.FAILED
 
 
 def innermost(board: Switchboard) -> ToolScope | None:

@@ -10,7 +10,7 @@ from typing import Any
 
 from langchain_core.runnables import Runnable
 from langchain_core.runnables.config import var_child_runnable_config
-from langgraph.errors import GraphBubbleUp
+from langgraph.errors import GraphBubbleUp, GraphDrained, GraphInterrupt
 
 from agentkv.core.task import Caller
 from agentkv.errors import BudgetExceeded, ConfigError
@@ -56,6 +56,10 @@ class LangGraphHost:
     def is_control_flow(self, error: BaseException) -> bool:
         """Interrupts, parent commands and drains: LangGraph's steering, an Exception by type but no failure."""
         return isinstance(error, GraphBubbleUp) and not isinstance(error, BudgetExceeded)
+
+    def is_pause(self, error: BaseException) -> bool:
+        """Interrupts and drains: the node runs again. A command for a parent graph ends what was under way."""
+        return isinstance(error, GraphInterrupt | GraphDrained)
 
     def wrap_tool(self, tool: Any, owner: Any, options: Any) -> Any:
         """A LangChain tool object whose calls are told; None for anything else."""

@@ -11,6 +11,7 @@ from typing import Annotated, Any, TypedDict
 
 import pytest
 from agentkv_langgraph import ChatAgentKV, LangGraphHost
+from agentkv_langgraph.budget import BudgetStop
 from agentkv_langgraph.caller import RunKeys, branch_of
 from langchain_core.runnables import RunnableConfig
 from langgraph.errors import GraphDrained, GraphInterrupt, GraphRecursionError, ParentCommand
@@ -197,19 +198,21 @@ def test_a_node_that_is_given_a_name_is_called_by_it(kv) -> None:
 
 
 @pytest.mark.parametrize(
-    ("error", "is_steering"),
+    ("error", "is_steering", "is_pause"),
     [
-        (GraphInterrupt(), True),
-        (ParentCommand(Command(goto="x")), True),
-        (GraphDrained("shutdown"), True),
-        (GraphRecursionError(), False),
-        (ValueError(), False),
-        (KeyboardInterrupt(), False),
+        (GraphInterrupt(), True, True),
+        (GraphDrained("shutdown"), True, True),
+        (ParentCommand(Command(goto="x")), True, False),
+        (BudgetStop("spent", task="t", limit="tokens", allowed=1, used=1, asked=1), False, False),
+        (GraphRecursionError(), False, False),
+        (ValueError(), False, False),
+        (KeyboardInterrupt(), False, False),
     ],
 )
-def test_steering_is_told_from_failure(error, is_steering) -> None:
-    """LangGraph's control flow is Exceptions by type, but none is a failure."""
+def test_steering_is_told_from_failure_and_a_pause_from_a_hand_over(error, is_steering, is_pause) -> None:
+    """LangGraph's control flow is Exceptions by type, but none is a failure; after a pause the node runs again."""
     assert is_steering is LangGraphHost().is_control_flow(error)
+    assert is_pause is LangGraphHost().is_pause(error)
 
 
 @pytest.mark.parametrize(
