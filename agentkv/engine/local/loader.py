@@ -2,7 +2,8 @@
 
 Covers: finding the model (alias, folder, GGUF file, hub name), its weights, end tokens, what its makers suggest. Does not
 cover: unpacking GGUF (`convert.py`), damaged files (`shards.py`), types and devices (`dtypes.py`), quantised checkpoints
-(`quantised.py`), what can be run (`features.py`, `support.py`), the fingerprint (`identity.py`), templates (`chat.py`).
+(`quantised.py`), weights too many (`unread.py`), what can be run (`features.py`, `support.py`), the fingerprint
+(`identity.py`), templates (`chat.py`).
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from agentkv.engine.local.quantised import method_of, require
 from agentkv.engine.local.quiet import quiet
 from agentkv.engine.local.shards import weights_of
 from agentkv.engine.local.support import prove, refuse
+from agentkv.engine.local.unread import unread
 from agentkv.errors import ConfigError, ModelError, ModelNotFound, UnsupportedModel
 from agentkv.kv.geometry import Geometry
 
@@ -230,7 +232,6 @@ def _from_hub(name: str, say: Say) -> Path:
 
 
 def _weights(folder: Path, dtype: torch.dtype, name: str, device: torch.device, *, quantised: bool) -> Any:
-    from safetensors import SafetensorError
     from transformers import AutoModelForCausalLM
 
     placed = {"device_map": {"": device}} if quantised else {}  # packed weights are made where they are to be
@@ -239,7 +240,7 @@ def _weights(folder: Path, dtype: torch.dtype, name: str, device: torch.device, 
             folder, dtype=dtype, local_files_only=True, output_loading_info=True, attn_implementation="eager",
             ignore_mismatched_sizes=True, **placed,
         )  # fmt: skip
-    except (SafetensorError, OSError, RuntimeError, ValueError, ImportError) as error:
+    except Exception as error:  # a config that makes no sense breaks a model's class in any way
         raise ModelError(f"the weights of {name} in {folder} cannot be loaded: {error}") from error
     missing = sorted(report["missing_keys"])
     if missing:
@@ -250,6 +251,12 @@ def _weights(folder: Path, dtype: torch.dtype, name: str, device: torch.device, 
     if wrong:
         raise ModelError(
             f"{name} has {len(wrong)} weights of another shape than its config says, for instance {wrong[0]}"
+        )
+    extra = unread(model, report["unexpected_keys"], folder, quantised=quantised)
+    if extra:
+        raise ModelError(
+            f"{name} brings {len(extra)} weights that a model of its config does not read, for instance "
+            f"{', '.join(extra[:3])}; config.json is of another model"
         )
     return (model if quantised else model.to(device)).eval()
 

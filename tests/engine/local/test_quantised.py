@@ -10,6 +10,7 @@ import torch
 from agentkv.engine.base import Request, Sampling
 from agentkv.engine.local.engine import LocalEngine
 from agentkv.engine.local.loader import load_model
+from agentkv.errors import ModelError
 
 GROUP = 32
 _FAMILIES = ["llama", "qwen2"]  # without and with biases
@@ -97,3 +98,34 @@ def test_packed_weights_are_loaded_where_their_package_is(models, tmp_path, fami
     with LocalEngine(loaded, device_memory=40 * loaded.geometry.block_bytes, chunk_tokens=48) as engine:
         request = Request(prompt=prompt, sampling=Sampling(max_tokens=12))
         assert expected == list(engine.submit(request).result(120).token_ids)
+
+
+SCALES = {  # of a packed KV and of activations
+    "gptq": {"o_proj.bias": torch.zeros(64)},
+    "awq": {"o_proj.bias": torch.zeros(64)},
+    "compressed-tensors": {
+        "k_proj.output_scale": torch.ones(1), "k_scale": torch.ones(1), "v_proj.input_scale": torch.ones(1),
+        "v_proj.weight_zero_point": torch.zeros(1, dtype=torch.int8),
+    },
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_what_quantisers_write_besides_is_harmless_and_another_models_weights_are_not(models, tmp_path, method):
+    """Biases of zeros and scales of what is not packed here do nothing; layers and biases that nothing reads would have."""
+    from safetensors.torch import load_file, save_file
+
+    for package in METHODS[method][0]:
+        pytest.importorskip(package, reason=f"pip install {' '.join(METHODS[method][0]).replace('_', '-')}")
+    folder = _packed(models, tmp_path, "llama", method)
+    file = folder / "model.safetensors"
+    weights = load_file(file)
+    extra = {f"model.layers.0.self_attn.{name}": value for name, value in SCALES[method].items()}
+    save_file({**weights, **extra}, file, metadata={"format": "pt"})
+    assert load_model(str(folder), device="cpu", dtype="float32").vocabulary == 259
+    save_file({**weights, "model.layers.0.mlp.up_proj.bias": torch.ones(128)}, file, metadata={"format": "pt"})
+    with pytest.raises(ModelError, match=r"brings 1 weights .*up_proj\.bias"):
+        load_model(str(folder), device="cpu", dtype="float32")
+    save_file({**weights, "model.layers.2.self_attn.k_scale": torch.ones(1)}, file, metadata={"format": "pt"})
+    with pytest.raises(ModelError, match=r"brings 1 weights .*layers\.2\.self_attn\.k_scale"):
+        load_model(str(folder), device="cpu", dtype="float32")
