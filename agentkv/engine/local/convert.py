@@ -18,13 +18,21 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from agentkv.engine.local.gguf_file import GgufFile, Tensor, read_gguf
-from agentkv.engine.local.gguf_model import ROPE_FACTORS, config_of, interleaved_heads, llama3_rope, weight_name
+from agentkv.engine.local.gguf_file import GgufFile, read_gguf
+from agentkv.engine.local.gguf_header import Tensor
+from agentkv.engine.local.gguf_model import (
+    ROPE_FACTORS,
+    config_of,
+    end_ids,
+    interleaved_heads,
+    llama3_rope,
+    weight_name,
+)
 from agentkv.engine.local.quiet import quiet
 from agentkv.errors import AgentKVError, ModelError, ModelNotFound, UnsupportedModel
 from agentkv.units import format_bytes
 
-_FORMAT = "2"  # part of the folder's name: a change of what we write makes a new folder
+_FORMAT = "3"  # part of the folder's name: a change of what we write makes a new folder
 _CHUNK_NUMBERS = 1 << 22  # unpacked at a time: 16 MiB of float32, and some copies
 _PLAIN = {0: "float32", 1: "float16", 30: "bfloat16"}  # GGML's own numbers of these types
 _SAFETENSORS = {"float32": "F32", "float16": "F16", "bfloat16": "BF16"}
@@ -93,24 +101,29 @@ def _check_room(models: Path, file: GgufFile) -> None:
 def _convert(file: GgufFile, config: dict[str, Any], folder: Path) -> None:
     working = Path(tempfile.mkdtemp(prefix=f"{folder.name}.", suffix=".part", dir=folder.parent))
     try:
-        dtype = stored_dtype(file)
-        if ROPE_FACTORS in file.tensors:
-            config = {**config, "rope_parameters": _factored_rope(file, config)}
-        _write_json(working / "config.json", {**config, "dtype": dtype})
-        ends = [file.metadata.get(f"tokenizer.ggml.{name}_token_id") for name in ("eos", "eot", "eom")]
-        _write_json(
-            working / "generation_config.json", {"eos_token_id": sorted({id_ for id_ in ends if id_ is not None})}
-        )
-        _write_tokenizer(file, working)
-        _write_weights(file, working / "model.safetensors", dtype)
-        working.chmod(0o755)
-        working.rename(folder)
-    except (AgentKVError, OSError):
-        raise
-    except Exception as error:  # two libraries read foreign bytes here: they raise anything
-        raise ModelError(f"{file.files[0]} is not a GGUF file that can be unpacked: {error!r}") from error
+        with _own_errors(file):
+            dtype = stored_dtype(file)
+            if ROPE_FACTORS in file.tensors:
+                config = {**config, "rope_parameters": _factored_rope(file, config)}
+            _write_json(working / "config.json", {**config, "dtype": dtype})
+            _write_json(working / "generation_config.json", {"eos_token_id": end_ids(file)})
+            _write_tokenizer(file, working)
+            _write_weights(file, working / "model.safetensors", dtype)
+            working.chmod(0o755)
+            working.rename(folder)
     finally:
         shutil.rmtree(working, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def _own_errors(file: GgufFile) -> Iterator[None]:
+    """Two libraries read foreign bytes within it: they raise anything."""
+    try:
+        yield
+    except (AgentKVError, OSError):
+        raise
+    except Exception as error:
+        raise ModelError(f"{file.files[0]} is not a GGUF file that can be unpacked: {error!r}") from error
 
 
 def _write_json(path: Path, data: dict[str, Any]) -> None:
@@ -151,7 +164,7 @@ def doubtful_tokenizer(file: GgufFile) -> str:
     Byte-level vocabularies name how text is cut before merges; transformers falls back to GPT-2's way for names that
     it does not know.
     """
-    kind = file.metadata.get("tokenizer.ggml.pre", "default")
+    kind = str(file.metadata.get("tokenizer.ggml.pre", "default"))
     if file.metadata.get("tokenizer.ggml.model") != "gpt2" or kind in (*_DIGITS, *_PLAIN_SPLIT):
         return ""
     try:
@@ -163,7 +176,7 @@ def doubtful_tokenizer(file: GgufFile) -> str:
 
 def _write_weights(file: GgufFile, path: Path, dtype: str) -> None:
     """One safetensors file, written from front to back."""
-    names = {name: weight for name in file.tensors if (weight := weight_name(name)) is not None}
+    names = {name: weight for name in file.tensors if (weight := weight_name(file, name)) is not None}
     size = 4 if dtype == "float32" else 2
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     at = 0

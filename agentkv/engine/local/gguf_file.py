@@ -1,56 +1,34 @@
-"""GGUF files by their headers: metadata, tensors, and the parts of a file that was split.
+"""GGUF models as files: one, or the parts of one that was split, found and read as a whole.
 
-Covers reading headers (whole files or parts, checked for completeness) and raw tensor data. Does not cover what tensors
-mean (`gguf_model.py`) nor unpacking them into a folder (`convert.py`).
-Format: "GGUF", version, counts, metadata, tensor infos, padding, then data; strings are a length and UTF-8.
+Covers which files belong together and whether they are of one model. Does not cover the header of a file
+(`gguf_header.py`), what tensors mean (`gguf_model.py`), nor unpacking them into a folder (`convert.py`).
 """
 
 from __future__ import annotations
 
 import re
-import struct
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
+from agentkv.engine.local.gguf_header import Tensor, read_header
 from agentkv.errors import ModelError, ModelNotFound
 
 _PART = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf")
-_SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
-_STRING, _ARRAY = 8, 9
-_LONG = 64
-"""Arrays longer than this are kept as their length only: vocabularies, which a tokenizer library reads."""
-_MOST_DIMENSIONS = 8
-_MOST_BYTES = 1 << 28  # of one string: more is a damaged length
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Tensor:
-    """One tensor of a file; `kind` is GGML's type number, `shape` in torch's order."""
-
-    file: Path
-    name: str
-    kind: int
-    shape: tuple[int, ...]
-    at: int
-    size_bytes: int
-
-    @property
-    def count(self) -> int:
-        """Numbers in it."""
-        product = 1
-        for size in self.shape:
-            product *= size
-        return product
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GgufFile:
-    """A model's metadata and tensors; `files` in order, one unless it was split."""
+    """A model's metadata and tensors; `files` in order, one unless it was split. Settings are those of the first.
+
+    `places`: where in it each setting's value begins.
+    """
 
     files: tuple[Path, ...]
-    metadata: dict[str, Any]
-    tensors: dict[str, Tensor]
+    metadata: Mapping[str, Any]
+    places: Mapping[str, int]
+    tensors: Mapping[str, Tensor]
 
     @property
     def architecture(self) -> str:
@@ -92,105 +70,27 @@ def find_gguf(path: Path) -> tuple[Path, ...] | None:
 
 
 def read_gguf(files: tuple[Path, ...]) -> GgufFile:
-    """Headers of all parts. Raises ModelError naming the file, and the bytes that are missing."""
-    metadata: dict[str, Any] = {}
+    """Headers of all parts. Raises ModelError naming the file, and the bytes that are damaged or missing."""
+    metadata: Mapping[str, Any] = {}
+    places: Mapping[str, int] = {}
     tensors: dict[str, Tensor] = {}
     for number, file in enumerate(files):
-        own, found = _read(file)
+        part = read_header(file)
         if number == 0:
-            metadata = own
-        elif own.get("split.no", number) != number:
-            raise ModelError(f"{file} says that it is part {own['split.no'] + 1}, not {number + 1}: it was renamed")
-        tensors |= found
+            metadata, places = part.metadata, part.places
+        elif (own := part.metadata.get("split.no", number)) != number:
+            says = own + 1 if isinstance(own, int) else own
+            raise ModelError(f"{file} says that it is part {says}, not {number + 1}: it was renamed")
+        twice = sorted(set(tensors) & set(part.tensors))
+        if twice:
+            raise ModelError(
+                f"{file} has {twice[0]}, which a part before it has, too: the parts are of different models"
+            )
+        tensors |= part.tensors
     wanted = metadata.get("split.tensors.count", len(tensors))
     if len(tensors) != wanted or metadata.get("split.count", len(files)) not in (0, len(files)):
         raise ModelError(
             f"{files[0]} and its parts hold {len(tensors)} tensors in {len(files)} files, but its header names {wanted} "
             f"in {metadata.get('split.count', 1)}: the parts are of different models"
         )
-    return GgufFile(files=files, metadata=metadata, tensors=tensors)
-
-
-def _read(file: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    size = file.stat().st_size
-    try:
-        with file.open("rb") as stream:
-            reader = _Reader(stream)
-            if stream.read(4) != b"GGUF":
-                raise ModelError(f"{file} is not a GGUF file: it does not begin with GGUF")
-            version = reader.scalar("I")
-            if version not in (2, 3):
-                raise ModelError(f"{file} is GGUF version {version}; versions 2 and 3 are known")
-            tensor_count, metadata_count = reader.scalar("Q"), reader.scalar("Q")
-            metadata = {}
-            for _ in range(metadata_count):
-                name = reader.text()
-                metadata[name] = reader.value(reader.scalar("I"))
-            infos = [reader.info() for _ in range(tensor_count)]
-            align = int(metadata.get("general.alignment", 32))
-            start = -(-stream.tell() // align) * align
-    except (EOFError, UnicodeDecodeError, struct.error, OverflowError) as error:
-        raise ModelError(f"{file} ({size:,} bytes) was cut off or damaged in its header: {error}") from error
-    tensors = {name: _placed(file, name, shape, kind, start + at) for name, shape, kind, at in infos}
-    end = max((tensor.at + tensor.size_bytes for tensor in tensors.values()), default=start)
-    if size < end:
-        raise ModelError(f"{file} was cut off: it has {size:,} bytes of {end:,}, {end - size:,} are missing")
-    return metadata, tensors
-
-
-def _placed(file: Path, name: str, shape: tuple[int, ...], kind: int, at: int) -> Tensor:
-    from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
-
-    try:
-        numbers, size = GGML_QUANT_SIZES[GGMLQuantizationType(kind)]
-    except (ValueError, KeyError) as error:
-        raise ModelError(f"{file} stores {name} in a GGML type that is not known here ({kind})") from error
-    tensor = Tensor(file=file, name=name, kind=kind, shape=shape, at=at, size_bytes=0)
-    return Tensor(file=file, name=name, kind=kind, shape=shape, at=at, size_bytes=tensor.count // numbers * size)
-
-
-class _Reader:
-    """Little-endian values of a stream. Raises EOFError where it ends."""
-
-    def __init__(self, stream: BinaryIO) -> None:
-        self._stream = stream
-
-    def _take(self, count: int) -> bytes:
-        if count > _MOST_BYTES:
-            raise EOFError(f"a length of {count:,} bytes makes no sense")
-        data = self._stream.read(count)
-        if len(data) < count:
-            raise EOFError(f"{count - len(data):,} bytes are missing")
-        return data
-
-    def scalar(self, kind: str) -> Any:
-        return struct.unpack(f"<{kind}", self._take(struct.calcsize(kind)))[0]
-
-    def text(self) -> str:
-        return self._take(self.scalar("Q")).decode("utf-8")
-
-    def value(self, kind: int) -> Any:
-        if kind in _SCALARS:
-            return self.scalar(_SCALARS[kind])
-        if kind == _STRING:
-            return self.text()
-        if kind != _ARRAY:
-            raise EOFError(f"metadata of an unknown type {kind}")
-        item, count = self.scalar("I"), self.scalar("Q")
-        if item in _SCALARS and count > _LONG:
-            self._take(count * struct.calcsize(_SCALARS[item]))
-            return count
-        values = []
-        for _ in range(count):
-            values.append(self.value(item))
-            if count > _LONG:
-                values.clear()
-        return values if count <= _LONG else count
-
-    def info(self) -> tuple[str, tuple[int, ...], int, int]:
-        """(name, shape in torch's order, kind, offset of the data)."""
-        name, dimensions = self.text(), self.scalar("I")
-        if dimensions > _MOST_DIMENSIONS:
-            raise EOFError(f"a tensor of {dimensions} dimensions")
-        shape = tuple(reversed([self.scalar("Q") for _ in range(dimensions)]))
-        return name, shape, self.scalar("I"), self.scalar("Q")
+    return GgufFile(files=files, metadata=metadata, places=places, tensors=tensors)

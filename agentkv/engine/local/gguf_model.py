@@ -13,7 +13,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from agentkv.engine.local.gguf_file import GgufFile
-from agentkv.errors import UnsupportedModel
+from agentkv.engine.local.gguf_settings import Settings, damaged
+from agentkv.engine.local.unread import shapes_of
+from agentkv.errors import AgentKVError, ModelError, UnsupportedModel
 
 _KINDS = {"llama": "llama", "qwen2": "qwen2", "qwen3": "qwen3"}
 """Architecture -> transformers' model type."""
@@ -37,76 +39,141 @@ ROPE_FACTORS = "rope_freqs.weight"
 
 
 def config_of(file: GgufFile) -> dict[str, Any]:
-    """Transformers' config. Raises UnsupportedModel naming the architecture or setting that no test has proven."""
+    """Transformers' config, of which the file has every weight and no other.
+
+    Raises UnsupportedModel naming the architecture or setting that no test has proven, ModelError naming what is damaged.
+    """
     arch, name = file.architecture, file.files[0].name
     if arch not in _KINDS:
         raise UnsupportedModel(
             f"{name} is a GGUF of architecture {arch!r}; proven are {', '.join(_KINDS)}. Give the model's original "
             f"folder (config.json and safetensors) instead"
         )
-    given = {key.removeprefix(f"{arch}."): value for key, value in file.metadata.items() if not key.startswith(_FREE)}
-    strange = sorted(set(given) - _KNOWN)
+    given = {key.removeprefix(f"{arch}.") for key in file.metadata if not key.startswith(_FREE)}
+    strange = sorted(given - _KNOWN)
     if strange:
         raise UnsupportedModel(
-            f"{name} has a setting that is not known here: {arch}.{strange[0]} = {given[strange[0]]}"
+            f"{name} has a setting that is not known here: {arch}.{strange[0]} = {file.metadata.get(f'{arch}.{strange[0]}')}"
         )
     try:
-        config = _config(file, given)
-    except KeyError as error:
-        raise UnsupportedModel(f"{name} lacks {arch}.{error.args[0]}") from error
-    if (window := given.get("attention.sliding_window")) and arch == "llama":
-        config |= {"model_type": "mistral", "architectures": ["MistralForCausalLM"], "sliding_window": window}
-    elif window:
-        raise UnsupportedModel(
-            f"{name} has a setting that is not known here: {arch}.attention.sliding_window = {window}"
-        )
+        config = _config(file, Settings(file))
+        end_ids(file)
+        _compare(file, config)
+    except AgentKVError:
+        raise
+    except Exception as error:  # numbers that fit each other in no way break a model's class in any way
+        raise ModelError(f"{file.files[0]} has settings of which no model can be made: {error!r}") from error
     return config
 
 
-def _config(file: GgufFile, given: dict[str, Any]) -> dict[str, Any]:
-    arch, metadata = file.architecture, file.metadata
+def _config(file: GgufFile, settings: Settings) -> dict[str, Any]:
+    arch = file.architecture
     kind = _KINDS[arch]
-    heads, hidden = given["attention.head_count"], given["embedding_length"]
-    head_dim = given.get("attention.key_length", hidden // heads)
-    rotated = given.get("rope.dimension_count", head_dim)
-    if rotated != head_dim or given.get("attention.value_length", head_dim) != head_dim:
+    hidden, heads = settings.whole("embedding_length"), settings.whole("attention.head_count")
+    head_dim = settings.whole("attention.key_length", hidden // heads)
+    kv_heads = settings.whole("attention.head_count_kv", heads)
+    rotated = settings.whole("rope.dimension_count", head_dim)
+    if rotated != head_dim or settings.whole("attention.value_length", head_dim) != head_dim:
         raise UnsupportedModel(f"{file.files[0].name} rotates {rotated} of {head_dim} dimensions of a head")
-    ids = {
-        name: metadata.get(f"tokenizer.ggml.{field}_token_id")
-        for name, field in (("bos_token_id", "bos"), ("eos_token_id", "eos"), ("pad_token_id", "padding"))
-    }
-    biased = "blk.0.attn_q.bias" in file.tensors
-    return {
+    if heads % kv_heads or head_dim % 2:
+        raise ModelError(
+            f"{file.files[0]} is damaged: it has {heads} heads of {head_dim} dimensions over {kv_heads} of keys and values"
+        )
+    if "token_embd.weight" not in file.tensors:
+        raise ModelError(f"{file.files[0]} lacks token_embd.weight")
+    config = {
         "model_type": kind,
         "architectures": [f"{kind.capitalize()}ForCausalLM"],
         "hidden_size": hidden,
-        "intermediate_size": given["feed_forward_length"],
-        "num_hidden_layers": given["block_count"],
+        "intermediate_size": settings.whole("feed_forward_length"),
+        "num_hidden_layers": _layers(file, settings),
         "num_attention_heads": heads,
-        "num_key_value_heads": given.get("attention.head_count_kv", heads),
+        "num_key_value_heads": kv_heads,
         "head_dim": head_dim,
-        "max_position_embeddings": given["context_length"],
-        "rms_norm_eps": given["attention.layer_norm_rms_epsilon"],
+        "max_position_embeddings": settings.whole("context_length"),
+        "rms_norm_eps": settings.number("attention.layer_norm_rms_epsilon"),
         "vocab_size": file.tensors["token_embd.weight"].shape[0],
         "tie_word_embeddings": "output.weight" not in file.tensors,
-        "rope_parameters": _rope(file, given),
-        **ids,
-        **({"attention_bias": biased} if kind != "qwen2" else {}),
+        "rope_parameters": _rope(file, settings),
+        **{f"{name}_token_id": _token_id(file, name) for name in ("bos", "eos")},
+        "pad_token_id": _token_id(file, "padding"),
+        **({"attention_bias": "blk.0.attn_q.bias" in file.tensors} if kind != "qwen2" else {}),
     }
+    if window := settings.whole("attention.sliding_window", 0, least=0):
+        if arch != "llama":
+            raise UnsupportedModel(
+                f"{file.files[0].name} has a setting that is not known here: {arch}.attention.sliding_window = {window}"
+            )
+        config |= {"model_type": "mistral", "architectures": ["MistralForCausalLM"], "sliding_window": window}
+    return config
 
 
-def _rope(file: GgufFile, given: dict[str, Any]) -> dict[str, Any]:
-    rope: dict[str, Any] = {"rope_type": "default", "rope_theta": float(given.get("rope.freq_base", 10_000.0))}
-    kind = given.get("rope.scaling.type", "none")
+def _layers(file: GgufFile, settings: Settings) -> int:
+    """How many the file says it has, if its tensors are of so many."""
+    layers = settings.whole("block_count")
+    found = {int(match["layer"]) for name in file.tensors if (match := _LAYER.fullmatch(name))}
+    if max(found, default=-1) >= layers:
+        raise ModelError(f"{file.files[0]} has weights of layer {max(found)}, but says that it has {layers} layers")
+    missing = next((layer for layer in range(layers) if layer not in found), None)
+    if missing is not None:
+        raise ModelError(f"{file.files[0]} says that it has {layers} layers, but lacks the weights of layer {missing}")
+    return layers
+
+
+def _compare(file: GgufFile, config: dict[str, Any]) -> None:
+    """Raise ModelError where the file's weights are not those that a model of this config reads, by name and shape."""
+    wanted = shapes_of(config)
+    found = {weight: tensor for name, tensor in file.tensors.items() if (weight := weight_name(file, name)) is not None}
+    missing = sorted(set(wanted) - set(found))
+    if missing:
+        raise ModelError(
+            f"{file.files[0].name} lacks {len(missing)} weights, for instance {missing[0]}; the file is incomplete"
+        )
+    extra = [found[name].name for name in sorted(set(found) - set(wanted))]
+    if extra:
+        raise ModelError(
+            f"{file.files[0].name} brings {len(extra)} tensors that a model of its settings does not read, for instance "
+            f"{', '.join(extra[:3])}"
+        )
+    wrong = [name for name in sorted(wanted) if wanted[name] != found[name].shape]
+    if wrong:
+        raise ModelError(
+            f"{file.files[0].name} has {len(wrong)} weights of another shape than its settings say, for instance "
+            f"{found[wrong[0]].name}: {found[wrong[0]].shape}, not {wanted[wrong[0]]}"
+        )
+    factors = file.tensors.get(ROPE_FACTORS)
+    if factors is not None and (factors.kind, factors.shape) != (0, (config["head_dim"] // 2,)):
+        raise ModelError(f"{file.files[0].name} has rotary factors that are not one float32 for each frequency")
+
+
+def _rope(file: GgufFile, settings: Settings) -> dict[str, Any]:
+    rope: dict[str, Any] = {"rope_type": "default", "rope_theta": settings.number("rope.freq_base", 10_000.0)}
+    scaled = "linear" if settings.has("rope.scaling.factor") else "none"  # as llama.cpp takes a factor without a type
+    kind = settings.value("rope.scaling.type", scaled)
     if kind == "linear":
-        rope |= {"rope_type": "linear", "factor": float(given["rope.scaling.factor"])}
+        rope |= {"rope_type": "linear", "factor": settings.number("rope.scaling.factor")}
     elif kind == "yarn":
-        original = given["rope.scaling.original_context_length"]
-        factor = float(given["rope.scaling.factor"])
+        original = settings.whole("rope.scaling.original_context_length")
+        factor = settings.number("rope.scaling.factor")
         rope |= {"rope_type": "yarn", "factor": factor, "original_max_position_embeddings": original}
     elif kind != "none":
         raise UnsupportedModel(f"{file.files[0].name} scales its rotary embedding in a way not known here: {kind}")
     return rope
+
+
+def end_ids(file: GgufFile) -> list[int]:
+    """The tokens that end a turn, by all names there are for them."""
+    found = {_token_id(file, name) for name in ("eos", "eot", "eom")}
+    return sorted(id_ for id_ in found if id_ is not None)
+
+
+def _token_id(file: GgufFile, name: str) -> int | None:
+    """The id of the tokenizer's "eos", "padding", ...; None where it has none. Raises ModelError if no token has it."""
+    key, rows = f"tokenizer.ggml.{name}_token_id", file.tensors["token_embd.weight"].shape[0]
+    id_ = file.metadata.get(key)
+    if id_ is None or (type(id_) is int and 0 <= id_ < rows):
+        return id_
+    raise damaged(file, key, f"a vocabulary of {rows} has no such token")
 
 
 def llama3_rope(factors: Sequence[float], *, theta: float, head_dim: int) -> dict[str, Any] | None:
@@ -138,7 +205,7 @@ def _llama3_factor(wavelength: float, factor: float, original: int, low: float =
     return 1 / ((1 - smooth) / factor + smooth)
 
 
-def weight_name(name: str) -> str | None:
+def weight_name(file: GgufFile, name: str) -> str | None:
     """Transformers' name of a tensor; None for one that is no weight (rotary factors, which are part of the config)."""
     if name == ROPE_FACTORS:
         return None
@@ -147,7 +214,7 @@ def weight_name(name: str) -> str | None:
         return f"{_OUTER[stem]}.{part}"
     match = _LAYER.fullmatch(name)
     if match is None or match["leaf"] not in _LEAVES:
-        raise UnsupportedModel(f"a GGUF with a tensor that is not known here: {name}")
+        raise UnsupportedModel(f"{file.files[0].name} has a tensor that is not known here: {name}")
     return f"model.layers.{match['layer']}.{_LEAVES[match['leaf']]}.{match['part']}"
 
 

@@ -1,15 +1,18 @@
-"""Weights that a checkpoint brings and its model does not read: mostly a sign that its config is of another model.
+"""What a model reads, and weights that a checkpoint brings besides: mostly a sign that its config is of another model.
 
 Covers the report of transformers' own loading, from which it has taken what the model's class lists as harmless (layers
-that guess several tokens, rotary buffers of old files). Does not cover weights that are missing (`loader.py`).
+that guess several tokens, rotary buffers of old files), and what a config's model reads. Does not cover weights that are
+missing (`loader.py`, `gguf_model.py`).
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
+
+from agentkv.engine.local.quiet import quiet
 
 _FREQUENCIES = re.compile(r"(^|\.)rotary_emb\.inv_freq$")
 _HEAD = "lm_head.weight"
@@ -20,6 +23,18 @@ _SCALES = {
 """What quantised checkpoints tell of activations and of a packed KV, neither of which is packed here."""
 _ADDED = ("bias", "weight_zero_point")
 """Old quantisers write these also where they are 0 everywhere; anything else would be missed."""
+
+
+def shapes_of(config: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
+    """The weights that a model of this config (with its `model_type`) reads, by name; of tied ones the first."""
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    fields = dict(config)
+    with quiet(), torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(AutoConfig.for_model(fields.pop("model_type"), **fields))
+    tied = model.get_submodule(_HEAD.rpartition(".")[0]).weight is model.get_input_embeddings().weight
+    return {name: tuple(value.shape) for name, value in model.state_dict().items() if not (tied and name == _HEAD)}
 
 
 def unread(model: Any, keys: Iterable[str], folder: Path, *, quantised: bool) -> list[str]:

@@ -350,7 +350,7 @@ def test_unpacking_needs_little_memory_and_loading_what_the_weights_need(tmp_pat
         "import torch, transformers\n"
         "from agentkv.engine.local import convert, loader\n"
         "def peak(): return int(re.search(r'VmHWM:\\s+(\\d+)', open('/proc/self/status').read())[1]) / 1024\n"
-        "from transformers import AutoTokenizer, AutoModelForCausalLM\n"
+        "from transformers import AutoTokenizer, LlamaForCausalLM\n"
         "before = peak()\n"
         "folder = convert.converted(loader._packaged_file(), progress=lambda line: None)\n"
         "unpacked = peak()\n"
