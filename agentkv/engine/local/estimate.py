@@ -87,7 +87,19 @@ def estimate(name: str, *, device: str = "auto", dtype: str = "auto") -> Estimat
         config = config_in(place, name) if read is None else _gguf_config(read)
     except UnsupportedModel as error:
         raise ModelError(f"{name} cannot be loaded: {error}") from error
-    chosen, why = dtype_of(dtype, where, config)
+    chosen = dtype_of(dtype, where, config)
+    try:
+        return _estimate(name, config, place, read, where=where, typed=chosen)
+    except (TypeError, ValueError, ArithmeticError, AttributeError) as error:
+        if isinstance(error, AgentKVError):
+            raise
+        raise ModelError(f"{name} cannot be loaded: its config makes no sense: {error!r}") from error
+
+
+def _estimate(
+    name: str, config: Any, place: Path, read: GgufFile | None, *, where: torch.device, typed: tuple[torch.dtype, str]
+) -> Estimate:
+    chosen, why = typed
     method = method_of(config)
     geometry = Geometry.from_hf_config(config, name_of(chosen))
     weights = _folder_weights(place, chosen) if read is None else ITEM_BYTES[name_of(chosen)] * _numbers(read)
@@ -104,7 +116,7 @@ def estimate(name: str, *, device: str = "auto", dtype: str = "auto") -> Estimat
         dtype=name_of(chosen),
         why_dtype=why,
         quantised=method or "",
-        files_bytes=sum(path.stat().st_size for path in files or place.glob("*.safetensors")),
+        files_bytes=sum(file.stat().st_size for file in (place.glob("*.safetensors") if read is None else read.files)),
         unpacked_bytes=0 if read is None else unpacked_bytes(read),
         weights_bytes=weights,
         working_bytes=_working_bytes(text, geometry, min(tokens, window.tokens + CHUNK_TOKENS) if window else tokens),

