@@ -1,7 +1,7 @@
 """Hints that travel with a model call: which endpoint takes which, merged under what the user set, taken back when refused.
 
-Covers endpoints of OpenAI-compatible chat models. Nothing is sent to an endpoint that nobody named. Does not cover
-hints that go beside the call (`agentkv/adapters`).
+Covers endpoints of OpenAI-compatible chat models. Nothing is sent to an endpoint that nobody named. How a hint travels
+is in `hinted.py`; does not cover hints that go beside the call (`agentkv/adapters`).
 """
 
 from __future__ import annotations
@@ -12,8 +12,10 @@ import uuid
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from langchain_core.language_models import BaseChatModel
 from langchain_core.runnables import RunnableBinding
 
+from agentkv import log
 from agentkv.core.hint import HintKind
 from agentkv.core.task import UNATTRIBUTED, Caller
 from agentkv.errors import ConfigError
@@ -78,8 +80,14 @@ class Endpoints:
         if caller.task == UNATTRIBUTED:
             return None
         url = url_of(model)
+        if not url and getattr(model, "_llm_type", "agentkv") != "agentkv":  # our own takes hints beside its calls
+            log.warn_once("hint_address_unknown", model=type(model).__name__)
         kind = self._kinds.get(url)
         return None if kind is None or url in self._refused else kind(caller)
+
+    def has_refused(self, model: Any) -> bool:
+        """Whether this model's endpoint has said that it does not take them."""
+        return url_of(model) in self._refused
 
     def refused(self, model: Any) -> None:
         """This model's endpoint does not take them."""
@@ -91,52 +99,29 @@ def url_of(model: Any) -> str:
     """The address that a chat model calls, with options bound to it or not; "" where it does not tell."""
     while isinstance(model, RunnableBinding):
         model = model.bound
+    if not isinstance(model, BaseChatModel):  # several in one, such as `with_fallbacks`
+        return ""
     for name in ("openai_api_base", "base_url", "endpoint"):
         url = getattr(model, name, None)
         if isinstance(url, str) and url:
             return _key(url)
+    for name in (
+        "root_client",
+        "root_async_client",
+    ):  # what the openai package found in the environment, or its default
+        url = getattr(getattr(model, name, None), "base_url", None)
+        if url:
+            return _key(str(url))
     return ""
+
+
+def chosen(model: Any) -> Any:
+    """The model that a run's config chooses, of LangChain's `init_chat_model(configurable_fields=...)`; or `model`."""
+    return model._model() if type(model).__name__ == "_ConfigurableModel" else model
 
 
 def _key(url: str) -> str:
     return url.rstrip("/").lower()
-
-
-def hinted(request: Any, extra: Extra) -> Any:
-    """The model request with `extra` under everything that the user set.
-
-    It goes into a copy of the model, so that a fallback to another model leaves it behind; and also into what is bound
-    to the model and into the call's own settings where there are such, because they replace the model's.
-    """
-    model, own = _hinted_model(request.model, extra)
-    settings = dict(request.model_settings)
-    for part in (BODY, HEADERS):
-        if extra.get(part) and settings.get(part):
-            settings[part] = merged(own[part], settings[part])
-    changes: dict[str, Any] = {"model_settings": settings} if settings != request.model_settings else {}
-    if model is not request.model:
-        changes["model"] = model
-    return request.override(**changes) if changes else request
-
-
-def _hinted_model(model: Any, extra: Extra) -> tuple[Any, dict[str, dict[str, Any]]]:
-    """A copy of `model` that sends `extra` under its own, and the two merged: what a later layer would replace."""
-    if isinstance(model, RunnableBinding):
-        bound, own = _hinted_model(model.bound, extra)
-        kwargs = {**model.kwargs}
-        for part in (BODY, HEADERS):
-            if extra.get(part) and kwargs.get(part):
-                own[part] = kwargs[part] = merged(own[part], kwargs[part])
-        return model.model_copy(update={"bound": bound, "kwargs": kwargs}), own
-    fields = type(model).model_fields
-    of_model = {BODY: getattr(model, BODY, None), HEADERS: (getattr(model, "model_kwargs", None) or {}).get(HEADERS)}
-    own = {part: merged(extra.get(part), of_model[part]) for part in (BODY, HEADERS)}
-    update: dict[str, Any] = {}
-    if extra.get(BODY) and BODY in fields:
-        update[BODY] = own[BODY]
-    if extra.get(HEADERS) and "model_kwargs" in fields:
-        update["model_kwargs"] = {**(model.model_kwargs or {}), HEADERS: own[HEADERS]}
-    return (model.model_copy(update=update) if update else model), own
 
 
 def is_refusal(error: BaseException) -> bool:

@@ -20,7 +20,8 @@ from agentkv import log
 from agentkv.errors import BudgetExceeded, ExtraMissing
 from agentkv_langgraph.budget import Notices, closed
 from agentkv_langgraph.callback import callback_of
-from agentkv_langgraph.endpoints import Endpoints, Kind, hinted, is_refusal
+from agentkv_langgraph.endpoints import Endpoints, Kind, chosen
+from agentkv_langgraph.hinted import with_hint
 from agentkv_langgraph.outputs import read_output_tool
 from agentkv_langgraph.tools import tool_wrappers
 
@@ -72,22 +73,11 @@ class AgentKVMiddleware(AgentMiddleware):
     def wrap_model_call(self, request: ModelRequest, handler: Callable[[ModelRequest], Any]) -> Any:
         token = self._listen()
         try:
-            return self._called(self._noticed(request), handler)
+            return handler(self._told(self._noticed(request)))
         except BudgetExceeded as refused:
             return closed(self._kv, request.messages, refused)
         finally:
             _let_go(token)
-
-    def _called(self, request: ModelRequest, handler: Callable[[ModelRequest], Any]) -> Any:
-        told = self._told(request)
-        try:
-            return handler(told)
-        except Exception as error:
-            if told is request or not is_refusal(error):
-                raise
-        answer = handler(request)
-        self._took_back(request)
-        return answer
 
     async def awrap_model_call(
         self,
@@ -96,22 +86,11 @@ class AgentKVMiddleware(AgentMiddleware):
     ) -> Any:
         token = self._listen()
         try:
-            return await self._acalled(self._noticed(request), handler)
+            return await handler(self._told(self._noticed(request)))
         except BudgetExceeded as refused:
             return closed(self._kv, request.messages, refused)
         finally:
             _let_go(token)
-
-    async def _acalled(self, request: ModelRequest, handler: Callable[[ModelRequest], Awaitable[Any]]) -> Any:
-        told = self._told(request)
-        try:
-            return await handler(told)
-        except Exception as error:
-            if told is request or not is_refusal(error):
-                raise
-        answer = await handler(request)
-        self._took_back(request)
-        return answer
 
     def _noticed(self, request: Any) -> Any:
         """The request with the notice of its budget's soft mark, if it is to have one. Never an error."""
@@ -125,19 +104,26 @@ class AgentKVMiddleware(AgentMiddleware):
             return request
 
     def _told(self, request: Any) -> Any:
-        """The request with hints; the same where there are none. Never an error."""
+        """The request with a model that sends hints; the same where there are none. Never an error."""
         if not self._endpoints:
             return request
         try:
-            extra = self._endpoints.hint_for(request.model, self._kv.caller())
-            return request if extra is None else hinted(request, extra)
+            model = chosen(request.model)
+            extra = self._endpoints.hint_for(model, self._kv.caller())
+            if extra is None:
+                return request
+
+            def hint() -> Any:
+                return None if self._endpoints.has_refused(model) else extra
+
+            def took_back() -> None:
+                self._endpoints.refused(model)
+                log.count("endpoint_refused_hints")
+
+            return request.override(model=with_hint(model, hint, took_back))
         except Exception as error:
             log.failed("middleware_hint_failed", error=repr(error))
             return request
-
-    def _took_back(self, request: Any) -> None:
-        self._endpoints.refused(request.model)
-        log.count("endpoint_refused_hints")
 
     def _listen(self) -> Token[Any] | None:
         """From here on model calls are heard by this AgentKV's callback; None where it hears them already."""

@@ -32,6 +32,8 @@ def share(one: Any, other: Any) -> None:
     if state is not None and state is not other.__dict__:
         object.__setattr__(other, "__dict__", state)
     for name in _slots(type(one)):
+        if not hasattr(type(other), name):  # a slot of a subclass's own
+            continue
         try:
             value = object.__getattribute__(one, name)
         except AttributeError:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import json
-import threading
+import sys
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from contextlib import ExitStack
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,6 +17,9 @@ from langchain.agents.middleware import AgentMiddleware, ModelFallbackMiddleware
 from langchain_core.messages import HumanMessage
 
 from agentkv.errors import ConfigError
+
+sys.path.insert(0, str(Path(__file__).parent))
+from hint_server import serving
 
 CONFIG = {"configurable": {"thread_id": "t"}}
 BOTH = pytest.mark.parametrize("is_async", [False, True])
@@ -34,62 +37,10 @@ def texts(answer: Any) -> list[str]:
     return [message.text for message in answer["messages"]]
 
 
-class Server(ThreadingHTTPServer):
-    """An OpenAI-compatible server that keeps what it was asked and refuses fields that it does not know."""
-
-    def __init__(self, known: tuple[str, ...]) -> None:
-        super().__init__(("127.0.0.1", 0), _Answers)
-        self.known = {"messages", "model", "stream", "tools", "temperature", *known}
-        self.bodies: list[dict[str, Any]] = []
-        self.tasks: list[str | None] = []
-        self.statuses: list[int] = []
-        self.url = f"http://127.0.0.1:{self.server_port}/v1"
-
-
-class _Answers(BaseHTTPRequestHandler):
-    server: Server
-
-    def do_POST(self) -> None:
-        body = json.loads(self.rfile.read(int(self.headers["content-length"])))
-        unknown = sorted(set(body) - self.server.known)
-        self.server.bodies.append(body)
-        self.server.tasks.append(self.headers.get("x-agentkv-task"))
-        self.server.statuses.append(400 if unknown else 200)
-        usage = {"prompt_tokens": 10, "completion_tokens": 4, "total_tokens": 14}
-        choice = {"index": 0, "message": {"role": "assistant", "content": "hi"}, "finish_reason": "stop"}
-        answer = {
-            "id": "c",
-            "object": "chat.completion",
-            "created": 0,
-            "model": "m",
-            "choices": [choice],
-            "usage": usage,
-        }
-        text = json.dumps({"error": {"message": f"unknown fields {unknown}"}} if unknown else answer).encode()
-        self.send_response(self.server.statuses[-1])
-        self.send_header("content-type", "application/json")
-        self.send_header("content-length", str(len(text)))
-        self.end_headers()
-        self.wfile.write(text)
-
-    def log_message(self, *_: Any) -> None:
-        pass
-
-
 @pytest.fixture
 def serve() -> Iterator[Any]:
-    servers: list[Server] = []
-
-    def start(*known: str) -> Server:
-        server = Server(known)
-        threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True).start()
-        servers.append(server)
-        return server
-
-    yield start
-    for server in servers:
-        server.shutdown()
-        server.server_close()
+    with ExitStack() as servers:
+        yield lambda *known: servers.enter_context(serving(*known))
 
 
 def openai(url: str, **options: Any) -> Any:
