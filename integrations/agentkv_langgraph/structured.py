@@ -7,6 +7,7 @@ call, or by JSON in the text.
 
 from __future__ import annotations
 
+import functools
 import json
 import re
 from collections.abc import Callable, Generator, Sequence
@@ -117,11 +118,11 @@ def structured(
                 return _result(answer, None, invalid, raw=True)
             raise invalid from error
 
-    def ask(given: Any) -> Any:
-        return drive(flow(given), model.invoke)
+    def ask(given: Any, **options: Any) -> Any:
+        return drive(flow(given), functools.partial(model.invoke, **options))
 
-    async def aask(given: Any) -> Any:
-        return await adrive(flow(given), model.ainvoke)
+    async def aask(given: Any, **options: Any) -> Any:
+        return await adrive(flow(given), functools.partial(model.ainvoke, **options))
 
     return RunnableLambda(ask, afunc=aask, name="structured_output")
 

@@ -65,6 +65,38 @@ def test_an_answer_that_fits_is_an_object_of_the_schema(make_kv, method, is_asyn
         assert expected == ask(ChatAgentKV(kv).with_structured_output(schema, method=method), "where?", is_async)
 
 
+WAYS = {
+    "call": lambda runnable, text, **options: runnable.invoke(text, **options),
+    "async call": lambda runnable, text, **options: asyncio.run(runnable.ainvoke(text, **options)),
+    "bound": lambda runnable, text, **options: runnable.bind(**options).invoke(text),
+    "stream": lambda runnable, text, **options: list(runnable.stream(text, **options))[-1],
+    "async stream": lambda runnable, text, **options: asyncio.run(_last(runnable.astream(text, **options))),
+    "batch": lambda runnable, text, **options: runnable.batch([text], **options)[0],
+    "with a config": lambda runnable, text, **options: runnable.invoke(text, {"tags": ["t"]}, **options),
+}
+
+
+async def _last(items: Any) -> Any:
+    return [item async for item in items][-1]
+
+
+@pytest.mark.parametrize("way", WAYS.values(), ids=WAYS)
+@pytest.mark.parametrize("raw", [False, True], ids=["", "raw"])
+@pytest.mark.parametrize("method", ANSWERS)
+def test_options_of_a_call_reach_the_model_both_times(make_kv, method, raw, way) -> None:
+    """Sampling, stops and what is said about the template, as without a schema; a typo is an error there too."""
+    kv = make_kv([ANSWERS[method](BAD), ANSWERS[method](GOOD)])
+    structured = ChatAgentKV(kv).with_structured_output(Place, method=method, include_raw=raw)
+    answer = way(structured, "where?", max_tokens=500, stop=["END"], temperature=0.0, session="mine")
+    assert Place(city="Köln", people=1) == (answer["parsed"] if raw else answer)
+    assert [(500, ("END",), 0.0)] * 2 == [
+        (one.sampling.max_tokens, one.sampling.stop, one.sampling.temperature) for one in kv.engine.requests
+    ]
+    assert ["mine"] * 2 == [one.session for one in kv.engine.requests]
+    with pytest.raises(ConfigError, match="temprature"):
+        way(structured, "where?", temprature=1)
+
+
 @BOTH
 @pytest.mark.parametrize("method", ANSWERS)
 def test_an_answer_that_does_not_fit_is_asked_for_once_more(make_kv, method, is_async) -> None:
