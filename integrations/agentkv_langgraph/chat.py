@@ -177,6 +177,21 @@ class ChatAgentKV(BaseChatModel):
         """Tokens of a text, as the engine counts them."""
         return int(self.kv.engine.count_tokens(Request(prompt=text)))
 
+    def get_token_ids(self, text: str) -> list[int]:
+        """A text's tokens by the engine's own tokenizer, as a prompt has them.
+
+        Raises NotImplementedError where the engine tells none (another endpoint), instead of asking for somebody else's.
+        """
+        if self.custom_get_token_ids is not None:
+            return self.custom_get_token_ids(text)
+        ids = getattr(self.kv.engine, "text_ids", None)
+        if ids is None:
+            raise NotImplementedError(
+                f"the engine of {self.model_name} tells no token ids; get_num_tokens counts them, and "
+                "custom_get_token_ids=... sets a tokenizer of your own"
+            )
+        return list(ids(text))
+
     def get_num_tokens_from_messages(self, messages: list[BaseMessage], tools: Sequence[Any] | None = None) -> int:
         """Tokens of a prompt, as the engine counts them."""
         request = Request(messages=to_messages(messages), tools=to_tools(tools or ()), **self._rendering({}))

@@ -19,7 +19,7 @@ from langchain_core.utils.json import parse_partial_json
 
 from agentkv.core.message import ROLES, Message, Role, ToolCall, ToolSpec
 from agentkv.engine.base import CallDelta, Generation
-from agentkv.errors import RequestInvalid
+from agentkv.errors import ConfigError, RequestInvalid
 
 RAW = "agentkv_raw"
 RAW_CALLS = "agentkv_raw_calls"
@@ -114,18 +114,39 @@ def _parsed(arguments: str) -> dict[str, Any] | None:
 
 
 def to_tools(tools: Sequence[Any], *, strict: bool = False) -> tuple[ToolSpec, ...]:
-    """Tool specs from everything that LangChain calls a tool: functions, BaseTools, models, schemas. `strict`: all are."""
+    """Tool specs from everything that LangChain calls a tool: functions, BaseTools, models, schemas. `strict`: all are.
+
+    Raises ConfigError for a tool that is no function: a provider's own, which runs on its servers.
+    """
     specs = []
     for tool in tools:
         if isinstance(tool, ToolSpec):
             specs.append(replace(tool, strict=True) if strict else tool)
             continue
-        function = convert_to_openai_tool(tool)["function"]
+        function = _function_of(tool)
         schema = function.get("parameters") or {"type": "object", "properties": {}}
         description = function.get("description", "")
         held = strict or bool(function.get("strict"))
         specs.append(ToolSpec(name=function["name"], description=description, parameters=schema, strict=held))
     return tuple(specs)
+
+
+def _function_of(tool: Any) -> dict[str, Any]:
+    try:
+        made = convert_to_openai_tool(tool)
+    except ValueError:
+        if not isinstance(tool, Mapping):
+            raise
+        made = dict(tool)
+    if made.get("type") == "function" and "name" in made:  # as the Responses API has it
+        return made
+    function = made.get("function")
+    if isinstance(function, dict):
+        return function
+    raise ConfigError(
+        f"the tool {made.get('type') or ', '.join(made)!s} is no function: a provider runs it on its own servers, and "
+        "here is none; give the model a function that does its work"
+    )
 
 
 def turn_fields(generation: Generation, sampling: Mapping[str, Any] | None = None) -> dict[str, Any]:

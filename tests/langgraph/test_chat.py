@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from typing import Any
 
 import pytest
 from agentkv_langgraph import ChatAgentKV
@@ -17,7 +18,7 @@ from langchain_core.messages import (
 )
 from langchain_core.tools import tool
 
-from agentkv import Message, ToolCall
+from agentkv import Message, ScriptedEngine, ToolCall
 from agentkv.engine.script import Reply
 from agentkv.errors import ConfigError, RequestInvalid
 
@@ -196,3 +197,52 @@ def test_tools_reach_the_engine_as_schemas_and_none_sends_none(make_kv) -> None:
     assert ["add", "weather"] == [spec.name for spec in first.tools]
     assert {"city", "days"} == set(first.tools[1].parameters["properties"])
     assert () == second.tools
+
+
+class HasTokens(ScriptedEngine):
+    """As the embedded engine: it tells a text's tokens."""
+
+    def text_ids(self, text: str) -> tuple[int, ...]:
+        return tuple(map(len, text.split()))
+
+
+def test_token_ids_are_the_engines_or_an_error_and_never_somebody_elses(make_kv, monkeypatch) -> None:
+    """LangChain's default asks a hub on the network for GPT-2's."""
+    from langchain_core.language_models import base
+
+    def reach_out(*_: Any) -> Any:
+        raise AssertionError("asked the hub")
+
+    monkeypatch.setattr(base, "_get_token_ids_default_method", reach_out)
+    told = ChatAgentKV(make_kv(engine=HasTokens([])))
+    assert [1, 3] == told.get_token_ids("a bcd")
+    assert [7] == ChatAgentKV(make_kv(), custom_get_token_ids=lambda _text: [7]).get_token_ids("a")
+    silent = ChatAgentKV(make_kv())
+    with pytest.raises(NotImplementedError, match="get_num_tokens"):
+        silent.get_token_ids("a bcd")
+    assert silent.get_num_tokens("a bcd") > 0
+    assert silent.get_num_tokens_from_messages([HumanMessage("a")], [weather]) > 0
+
+
+def test_a_function_in_the_shape_of_the_responses_api_is_a_function(make_kv) -> None:
+    """Its fields stand beside its type."""
+    kv = make_kv()
+    flat = {
+        "type": "function",
+        "name": "add",
+        "description": "Add.",
+        "parameters": {"type": "object", "properties": {}},
+    }
+    ChatAgentKV(kv).bind_tools([flat]).invoke("a")
+    assert [("add", "Add.")] == [(spec.name, spec.description) for spec in kv.engine.requests[0].tools]
+
+
+@pytest.mark.parametrize("bound", [{"type": "web_search"}, {"type": "mcp", "server_label": "x"}, {"google_search": {}}])
+def test_a_tool_that_a_provider_runs_is_refused_by_its_name(make_kv, bound) -> None:
+    """Such tools run on their makers' servers; here is none of them."""
+    model = ChatAgentKV(make_kv())
+    name = bound.get("type", "google_search")
+    with pytest.raises(ConfigError, match=name):
+        model.bind_tools([weather, bound])
+    with pytest.raises(ConfigError, match=name):
+        model.get_num_tokens_from_messages([HumanMessage("a")], [bound])

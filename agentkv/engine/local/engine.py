@@ -120,6 +120,7 @@ class LocalEngine(AbstractContextManager["LocalEngine"]):
             model, self._sessions, root=root, pool_tokens=pool_tokens, clock=self._clock, speculate=speculate
         )
         self.count_text = self._intake.tokeniser.count
+        self.text_ids = self._intake.tokeniser.text_ids
         self._batch = Batch(self.tiers, clock=self._clock, chunk_tokens=chunk_tokens, max_batch=max_batch)
         self._runner = Runner(model.model, self.tiers.pool, vocabulary=model.vocabulary)
         self._about = model.about()

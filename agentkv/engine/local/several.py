@@ -85,6 +85,7 @@ class LocalEngines:
             raise
         self.context_tokens = min(engine.context_tokens for engine in self.engines)
         self.count_text = self.engines[0].count_text
+        self.text_ids = self.engines[0].text_ids
         self._homes.update(dict.fromkeys(self.engines[0]._sessions.tasks(), self.engines[0]))
 
     # -- where a task lives

@@ -84,6 +84,10 @@ class Tokeniser:
         """Tokens of `text` as it stands, control tokens spelled out. Raises RequestInvalid as `encode` does."""
         return len(self.encode(text).ids)
 
+    def text_ids(self, text: str) -> tuple[int, ...]:
+        """Ids of `text` as a raw prompt. Raises RequestInvalid as `encode` does."""
+        return tuple(self.encode(text, param="prompt", whole=True).ids)
+
     def decode(self, ids: Sequence[int]) -> str:
         """Text of ids, without control tokens."""
         text: str = self._tokenizer.decode(ids, skip_special_tokens=True)

@@ -66,6 +66,7 @@ def test_a_start_token_is_there_as_often_as_the_template_writes_it(models, tmp_p
     raw = list(loaded.tokenizer("hello there")["input_ids"])
     assert adds == (raw[0] == 256)
     with _engine(loaded) as engine:
+        assert raw == list(engine.text_ids("hello there"))
         answer = engine.submit(_chat()).result(60)
         assert len(ids) == answer.usage.input_tokens == engine.count_tokens(_chat())
         assert oracle.greedy(ids, 8) == list(answer.token_ids)

@@ -134,6 +134,16 @@ def test_text_is_counted_with_the_models_own_tokenizer(start, tiny):
     assert len(tiny.ids(text)) == start().count_text(text)
 
 
+@pytest.mark.parametrize("text", ["abc", "Köln 🎈", ""])
+def test_a_texts_tokens_are_those_of_a_raw_prompt(start, text) -> None:
+    """As many as are counted for it, and they say the text again."""
+    engine = start()
+    ids = engine.text_ids(text)
+    assert text == engine._intake.tokeniser.decode(ids)
+    if text:
+        assert len(ids) == engine.count_tokens(Request(prompt=text))
+
+
 def test_a_summary_made_while_a_tool_runs_leaves_no_session_behind(tiny, start):
     """It has a session of its own, which is gone afterwards; the conversation stays in the one that it had."""
     engine = start(blocks=400, host=400)
