@@ -52,14 +52,8 @@ def _wrap_partial(fn: Any, enter: Enter, leave: Leave) -> Any:
 
 def _wrap_object(fn: Any, enter: Enter, leave: Leave) -> Any:
     """A stand-in for the callable object `fn`: its attributes, its class for `isinstance`, its `__call__` with hooks."""
-    call = type(fn).__call__
-
-    @functools.wraps(call)
-    def on_original(_stand_in: Any, *args: Any, **kwargs: Any) -> Any:
-        return call(fn, *args, **kwargs)
-
     namespace = {
-        "__call__": wrap_function(on_original, call, enter, leave),
+        "__call__": _call_of(fn, enter, leave),
         "__class__": property(lambda _self: type(fn)),
         "__getattr__": lambda _self, name: getattr(fn, name),
         "__setattr__": lambda _self, name, value: setattr(fn, name, value),
@@ -70,6 +64,37 @@ def _wrap_object(fn: Any, enter: Enter, leave: Leave) -> Any:
     }
     stand_in: Any = type(type(fn).__name__, (), namespace)
     return stand_in()
+
+
+def _call_of(fn: Any, enter: Enter, leave: Leave) -> Any:
+    """`__call__` for the stand-in of `fn`, bound as in its class: to the object, to the class or to nothing."""
+    declared = inspect.getattr_static(type(fn), "__call__")
+    if isinstance(declared, staticmethod):
+        return staticmethod(wrap(declared.__func__, enter, leave))
+    is_of_class = isinstance(declared, classmethod)
+    call = declared.__func__ if is_of_class else type(fn).__call__
+
+    @functools.wraps(call)
+    def on_original(_bound_to: Any, *args: Any, **kwargs: Any) -> Any:
+        return fn(*args, **kwargs)
+
+    bound = declared.__get__(fn, type(fn)) if hasattr(declared, "__get__") else declared
+    wrapped = wrap_function(on_original, _innermost(bound), enter, leave)
+    return classmethod(wrapped) if is_of_class else wrapped
+
+
+def _innermost(fn: Any) -> Any:
+    """The function behind partials, bound methods and callable objects: what tells whether it is async."""
+    while not inspect.isfunction(fn):
+        if isinstance(fn, functools.partial):
+            fn = fn.func
+        elif isinstance(fn, MethodType):
+            fn = fn.__func__
+        elif inspect.isroutine(fn) or inspect.isclass(fn):
+            break
+        else:
+            fn = type(fn).__call__
+    return fn
 
 
 def _wrap_runnable(fn: Any, enter: Enter, leave: Leave) -> Any:

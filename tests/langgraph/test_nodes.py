@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import inspect
 import operator
 from typing import Annotated, Any, TypedDict
 
@@ -196,6 +197,84 @@ def test_a_callable_object_keeps_its_name_and_its_attributes() -> None:
     assert ["CountingNode", "partial"] == list(graph.nodes)
     decorated.calls = 7
     assert 7 == original.calls
+
+
+class Static:
+    @staticmethod
+    def __call__(state: State) -> dict[str, Any]:
+        return {"seen": ["static"]}
+
+
+class AsyncStatic:
+    @staticmethod
+    async def __call__(state: State) -> dict[str, Any]:
+        return {"seen": ["async static"]}
+
+
+class OfClass:
+    words = ("of class",)
+
+    @classmethod
+    def __call__(cls, state: State) -> dict[str, Any]:
+        return {"seen": [cls.__name__, *cls.words]}
+
+
+class AsyncOfClass:
+    @classmethod
+    async def __call__(cls, state: State) -> dict[str, Any]:
+        return {"seen": [cls.__name__]}
+
+
+class Partial:
+    def run(self, word: str, state: State) -> dict[str, Any]:
+        return {"seen": [type(self).__name__, word]}
+
+    async def run_async(self, word: str, state: State) -> dict[str, Any]:
+        return {"seen": [type(self).__name__, word]}
+
+    __call__ = functools.partialmethod(run, "word")
+
+
+class AsyncPartial(Partial):
+    __call__ = functools.partialmethod(Partial.run_async, "word")
+
+
+class Stateless:
+    def __call__(self, state: State) -> dict[str, Any]:
+        return {"seen": ["stateless"]}
+
+
+class Borrowed:
+    __call__ = Stateless()
+
+
+class Slotted:
+    __slots__ = ("n",)
+
+    def __init__(self) -> None:
+        self.n = 0
+
+    def __call__(self, state: State) -> dict[str, Any]:
+        self.n += 1
+        return {"seen": [str(self.n)]}
+
+
+@pytest.mark.parametrize("kind", [Static, AsyncStatic, OfClass, AsyncOfClass, Partial, AsyncPartial, Borrowed, Slotted])
+async def test_a_callable_object_is_called_however_its_class_says_so(kind) -> None:
+    """`__call__` as a static method, a class method, a partial method, another object: in graphs and by itself."""
+    log, state = Log(), {"seen": []}
+    plain, decorated = kind(), log.wrap(kind())
+    assert inspect.signature(plain) == inspect.signature(decorated)
+    assert inspect.iscoroutinefunction(plain.__call__) == inspect.iscoroutinefunction(decorated.__call__)
+    expected = await graph_of(plain).ainvoke(state)
+    assert expected == await graph_of(decorated).ainvoke(state)
+    assert ["enter", ("leave", 1, "NoneType")] == log.events
+    if not inspect.iscoroutinefunction(plain.__call__):
+        again = graph_of(kind()).invoke(state)
+        assert again == graph_of(log.wrap(kind())).invoke(state)
+        assert isinstance(decorated(state), type(plain(state)))
+    assert isinstance(decorated, kind)
+    assert kind.__call__ is not type(decorated).__call__
 
 
 def test_what_a_node_raises_passes_through_and_the_hooks_hear_it() -> None:
