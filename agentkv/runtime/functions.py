@@ -18,13 +18,22 @@ from agentkv.errors import ConfigError
 from agentkv.runtime.desk import ToolDesk
 from agentkv.runtime.tools import ToolScope, innermost
 
-_Fn = TypeVar("_Fn", bound=Callable[..., Any])
 _INJECTED_TYPES = {
     "BaseStore", "Context", "RunContext", "RunContextWrapper", "RunnableConfig", "Runtime", "StreamWriter",
     "ToolContext", "ToolRuntime",
 }  # fmt: skip
 """Names of the types that frameworks inject by: no arguments of the model's, and large."""
 _INJECTED_MARK = "Injected"
+
+
+class Named(Protocol):
+    """A framework's own tool object, as far as types go: which ones there are, the host knows."""
+
+    @property
+    def name(self) -> str: ...
+
+
+_Fn = TypeVar("_Fn", bound=Callable[..., Any] | Named)
 
 
 class Tells(Protocol):
@@ -175,7 +184,7 @@ class _Parameters:
 
     def __init__(self, fn: Callable[..., Any]) -> None:
         try:
-            names = tuple(inspect.signature(fn).parameters)
+            names = tuple(inspect.signature(_called(fn)).parameters)
         except (TypeError, ValueError):
             names = ()
         hints = _hints_of(fn)
@@ -191,6 +200,11 @@ class _Parameters:
         ids = (value if isinstance(value, str) else getattr(value, "tool_call_id", None) for value in injected)
         own = {name: value for name, value in given.items() if name not in self._injected}
         return own, next((one for one in ids if isinstance(one, str)), None)
+
+
+def _called(fn: Any) -> Any:
+    """What is called when `fn` is; of an object its bound `__call__`, which may be a static or a class method."""
+    return fn if inspect.isroutine(fn) or isinstance(fn, functools.partial) else fn.__call__
 
 
 def _hints_of(fn: Any) -> dict[str, Any]:

@@ -116,11 +116,24 @@ async def test_async_functions_partials_and_objects_are_told_too(kv, hints) -> N
         def __call__(self, cmd: str) -> str:
             return cmd
 
+    class Static:
+        @staticmethod
+        def __call__(cmd: str, times: int = 1) -> str:
+            return cmd * times
+
+    class OfClass:
+        @classmethod
+        async def __call__(cls, cmd: str) -> str:
+            return cls.__name__ + cmd
+
     assert inspect.iscoroutinefunction(kv.tool_function(wait))
     assert "ls" == await kv.tool_function(wait)("ls")
     assert "ls" == await kv.tool_function(partial(wait, "ls"))()
     assert "ls" == kv.tool_function(Runs())("ls")
-    assert ["wait", "wait", "Runs"] == [hint.call.tool for hint in hints[::2]]
+    assert "lsls" == kv.tool_function(Static())("ls", 2)
+    assert "OfClassls" == await kv.tool_function(OfClass())("ls")
+    assert ["wait", "wait", "Runs", "Static", "OfClass"] == [hint.call.tool for hint in hints[::2]]
+    assert ["ls", "", "ls", "ls", "ls"] == [hint.call.command for hint in hints[::2]]
 
 
 def test_options_are_those_of_the_scope(kv, hints) -> None:
