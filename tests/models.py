@@ -6,6 +6,7 @@ its switches make the odd ones of users' reports:
     template=STRICT, NO_SYSTEM, CHATML, BOS_CHATML, None    bos=True: the tokenizer puts a start token before a raw text
     vocab_size=320: padded      family="mistral", sliding_window=32      rope={"rope_type": "dynamic", "factor": 2.0}
     tie_word_embeddings=True    merges=True: tokens of several bytes, digits one by one
+    fallback=True: words, and byte tokens for all else, as Llama 2's, Mistral's and Gemma's tokenizers have them
 
 `Oracle(folder)` is transformers' eager float32 attention without a cache: `logits(ids)`, `greedy(ids, count)`.
 `FAMILIES` are the families of docs/engine.md, each with the sizes of its tiny model.
@@ -36,6 +37,8 @@ SIZES: dict[str, Any] = {
     "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4, "head_dim": 16,
     "num_key_value_heads": 2, "max_position_embeddings": 1024, "initializer_range": 0.4,
 }  # fmt: skip
+WORDS = ["▁", "a", "b", "▁a", "▁hello", "▁▁", "é", "\ufffd"]
+"""Of `fallback_tokenizer`, from id 259 on."""
 VOCABULARY = 259
 """Ids of the tokenizer without merges: 256 bytes, then START, END, VOID."""
 
@@ -115,6 +118,25 @@ def tokenizer(template: str | None = CHATML, *, bos: bool = False, merges: bool 
     return made
 
 
+def fallback_tokenizer(template: str | None = CHATML, *, strips: bool = True) -> Any:
+    """Words and byte tokens (a byte's id is the byte), control tokens 256 to 258. `strips`: a text's first space is left
+    out, as Llama 2's tokenizer does and Gemma's does not.
+    """
+    from tokenizers import AddedToken, Tokenizer, decoders, normalizers
+    from tokenizers import models as kinds
+    from transformers import PreTrainedTokenizerFast
+
+    named = [f"<0x{byte:02X}>" for byte in range(256)] + [START, END, VOID] + WORDS
+    backend = Tokenizer(kinds.BPE(vocab={name: i for i, name in enumerate(named)}, merges=[], byte_fallback=True))
+    backend.normalizer = normalizers.Replace(" ", "▁")
+    strip = [decoders.Strip(" ", 1, 0)] if strips else []
+    backend.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), *strip])
+    backend.add_special_tokens([AddedToken(text, special=True, normalized=False) for text in (START, END, VOID)])
+    made = PreTrainedTokenizerFast(tokenizer_object=backend, bos_token=START, eos_token=END, pad_token=VOID)
+    made.chat_template = template
+    return made
+
+
 def _pairs() -> list[tuple[str, str]]:
     """Merges of a byte-level BPE ("Ġ" is a space)."""
     return [("t", "h"), ("th", "e"), ("Ġ", "t"), ("i", "n"), ("Ġ", "Ġ"), ("e", "r"), ("Ã", "©"), ("1", "2")]
@@ -173,12 +195,13 @@ def save(
     template: str | None = CHATML,
     bos: bool = False,
     merges: bool = False,
+    fallback: bool = False,
     seed: int = 0,
     shard_bytes: int | None = None,
     **sizes: Any,
 ) -> Path:
     """A Hugging Face folder with a tiny model; `shard_bytes` cuts its weights into files of that size."""
-    made_tokenizer = tokenizer(template, bos=bos, merges=merges)
+    made_tokenizer = fallback_tokenizer(template) if fallback else tokenizer(template, bos=bos, merges=merges)
     if "vocab_size" not in sizes:
         sizes["vocab_size"] = len(made_tokenizer)
     if merges:

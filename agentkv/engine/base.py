@@ -33,8 +33,9 @@ FinishReason = Literal["stop", "length", "tool_calls"]
 class TokenLogprob:
     """A token of the text with its natural log probability, after bias and penalties, before temperature and top_p.
 
-    `raw` are its own bytes, which need not be whole characters; joined, those of an answer are its text in UTF-8: end
-    tokens and what a stop string cut off have no entry. `top`: the likeliest tokens, best first, as entries of this kind.
+    `raw` are its own bytes, which need not be whole characters; joined, those of an answer are its text in UTF-8, where
+    what is none has become U+FFFD, as `bytes.decode("utf-8", "replace")` has it: end tokens and what a stop string cut off
+    have no entry. (A space that a tokenizer puts before the first word of all is in `raw` only.) `top`: the likeliest tokens, best first, as entries of this kind.
     """
 
     token_id: int

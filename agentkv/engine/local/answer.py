@@ -13,6 +13,7 @@ from agentkv.core.message import ToolCall
 from agentkv.engine.base import FinishReason, TokenLogprob
 from agentkv.engine.local.aside import Aside
 from agentkv.engine.local.detokenise import Detokeniser, StopGate
+from agentkv.engine.local.entries import Entries
 from agentkv.engine.local.thoughts import SPELLED
 from agentkv.engine.local.tokeniser import Tokeniser
 from agentkv.engine.local.toolcalls import TAGS, Gate, Wanted
@@ -37,7 +38,7 @@ class Answer:
         most_calls: int | None = None,
     ) -> None:
         self._tokeniser = tokeniser
-        self._detokeniser = Detokeniser(tokeniser.decode, prompt_ids)
+        self._detokeniser = Detokeniser(tokeniser.decode, prompt_ids, tokeniser.byte_ids)
         self._eos_ids = eos_ids
         self._max_tokens = max_tokens
         self._forced_ids = forced_ids
@@ -46,14 +47,10 @@ class Answer:
         self._most_calls = most_calls
         self._written: list[str] = []  # control tokens and ordinary text, as a template would render them
         self._plain = ""
-        self._waiting: list[tuple[int, TokenLogprob]] = []  # (where its bytes end, entry)
-        self._spelled_bytes = self._shown_bytes = 0
-        self._told: list[TokenLogprob] = []
-        self._called = False
+        self._text_bytes = 0  # of `_written` and `_plain` without control tokens and marks
+        self._entries = Entries()
         self.token_ids: list[int] = []
         self.reasoning_tokens = 0
-        self.logprobs: list[TokenLogprob] = []
-        """The entries of the text that was shown."""
         self.text = ""
         self.raw = ""
         self.unfinished: tuple[ToolCall, ...] = ()
@@ -64,6 +61,11 @@ class Answer:
     def aside(self) -> Aside:
         """What is told beside the text, between two chunks."""
         return self._gate.aside
+
+    @property
+    def logprobs(self) -> list[TokenLogprob]:
+        """The entries of the text that was shown."""
+        return self._entries.all
 
     @property
     def next_forced(self) -> int | None:
@@ -87,13 +89,11 @@ class Answer:
         control = self._tokeniser.control(token_id)
         if control is None:
             if logprob is not None:
-                self._spelled_bytes += len(logprob.raw)
-                self._waiting.append((self._spelled_bytes, logprob))
-            piece = self._detokeniser.feed(token_id)
-            self._plain += piece
+                self._entries.wait(logprob)
+            piece = self._spell(self._detokeniser.feed(token_id))
         else:
-            piece = self._detokeniser.finish()
-            self._written += [self._tokeniser.guard(self._plain + piece), control]
+            piece = self._spell(self._detokeniser.finish())
+            self._written += [self._tokeniser.guard(self._plain), control]
             self._plain = ""
         shown = self._show(piece)
         if control is not None and self._stop.hit is None:
@@ -101,6 +101,14 @@ class Answer:
         self.reasoning_tokens += thought or self._gate.thinks
         self.reason = self._end(token_id)
         return shown
+
+    def _spell(self, piece: str) -> str:
+        """More of the text, whether it will be shown or not."""
+        self._plain += piece
+        self._text_bytes += len(piece.encode())
+        if self._detokeniser.whole:
+            self._entries.settle(self._text_bytes)
+        return piece
 
     def _show(self, piece: str) -> str:
         """Stop texts are looked for letter by letter: whether they count may change with each."""
@@ -129,31 +137,18 @@ class Answer:
         self.text += shown
         self._certain(shown)
         if not self._gate.waits:  # what is not shown by now is a call or a thought
-            self._waiting.clear()
-            self._shown_bytes = self._spelled_bytes
+            self._entries.skip()
         return shown
 
     def _certain(self, shown: str) -> None:
         """Log probabilities go with the text: those of tokens that are shown to their last byte."""
-        hidden, self._gate.aside.hidden_bytes = self._gate.aside.hidden_bytes, 0
-        if hidden:  # it stood before what is shown now
-            self._shown_bytes += hidden
-            self._waiting = [one for one in self._waiting if one[0] - len(one[1].raw) >= self._shown_bytes]
-        if not self._waiting:
-            return
-        self._shown_bytes += len(shown.encode())
-        count = sum(end <= self._shown_bytes for end, _ in self._waiting)
-        fresh, self._waiting = [entry for _, entry in self._waiting[:count]], self._waiting[count:]
-        if self._called:
-            return
-        self._told += fresh
-        self.logprobs += fresh
-        self._called = self._gate.aside.called  # from here on the text is no longer in one piece
+        aside = self._gate.aside
+        hidden, aside.hidden_bytes = aside.hidden_bytes, 0
+        self._entries.show(shown, hidden=hidden, called=aside.called)
 
     def take_logprobs(self) -> tuple[TokenLogprob, ...]:
         """Entries of what was shown since this was asked last."""
-        told, self._told = self._told, []
-        return tuple(told)
+        return self._entries.take()
 
     def _end(self, token_id: int) -> FinishReason | None:
         if self._stop.hit is not None:
@@ -171,13 +166,11 @@ class Answer:
 
     def flush(self) -> None:
         """No token follows: half a character that is held becomes U+FFFD in `written`, so that it spells all ids."""
-        self._plain += self._detokeniser.finish()
+        self._spell(self._detokeniser.finish())
 
     def finish(self) -> tuple[str, tuple[ToolCall, ...]]:
         """The text that was held until the end, and the tool calls; `reason`, `text` and `raw` are final then."""
-        piece = self._detokeniser.finish()
-        self._plain += piece
-        shown = self._show(piece)
+        shown = self._show(self._spell(self._detokeniser.finish()))
         rest = self._stop.finish()
         self.raw += rest
         tail = self._gate.feed(rest)

@@ -53,6 +53,8 @@ class Tokeniser:
         self._escaped = re.compile("|".join(escaped)) if escaped else None
         self._begun = frozenset(text[:end] for text in found for end in range(1, len(text)))
         self._longest = max(map(len, found), default=0)
+        self.byte_ids = self._found_bytes()
+        """(id -> byte) of tokens that stand for a byte each, where the tokenizer falls back to them."""
         self.plain = self._ids("one two") + self._ids(" three") == self._ids("one two three")
         """True if a tail that starts with a space tokenises alone as it does in its place (byte-level tokenizers)."""
 
@@ -159,6 +161,14 @@ class Tokeniser:
         """So many last characters of `text` may be the beginning of a spelled control token."""
         lengths = range(min(len(text), self._longest - 1), 0, -1)
         return next((length for length in lengths if text[-length:] in self._begun), 0)
+
+    def _found_bytes(self) -> dict[int, int]:
+        named = {self._tokenizer.token_to_id(f"<0x{byte:02X}>"): byte for byte in range(256)}
+        found = {id_: byte for id_, byte in named.items() if id_ is not None and id_ not in self._controls}
+        ids = {byte: id_ for id_, byte in found.items()}
+        broken = [ids.get(byte) for byte in "\ufffd".encode()]
+        known = [id_ for id_ in broken if id_ is not None]
+        return found if len(known) == len(broken) and self.decode(known) == "\ufffd" else {}
 
     def _ids(self, text: str) -> list[int]:
         ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False).ids

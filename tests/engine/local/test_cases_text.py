@@ -92,7 +92,7 @@ def test_text_of_sentencepiece_tokenizers_keeps_its_spaces_and_characters(text):
         ids += [vocabulary[word]] if word else list(rest[0].encode())
         rest = rest[len(word) if word else 1 :]
     for prompt in ([260], [257, 256], list(" 한".encode()), [260] * 9):
-        detokeniser = Detokeniser(backend.decode, prompt)
+        detokeniser = Detokeniser(backend.decode, prompt, {byte: byte for byte in range(256)})
         pieces = [detokeniser.feed(id_) for id_ in ids]
         assert text == "".join(pieces) + detokeniser.finish()
         assert not any("\ufffd" in piece for piece in pieces)
