@@ -6,6 +6,7 @@ A Reply is made for one call. What comes over the wire is `whole`, or `begin`, a
 
 from __future__ import annotations
 
+import codecs
 import json
 import math
 import uuid
@@ -229,10 +230,13 @@ def completion_logprobs(entries: Iterable[TokenLogprob], at: int) -> dict[str, A
     entries = list(entries)
     if not entries:
         return None
-    offsets = []
-    for entry in entries:
-        offsets.append(at)
-        at += len(_text(entry.raw))
+    offsets, read = [], codecs.getincrementaldecoder("utf-8")("replace")
+    for entry in entries:  # tokens that share a character begin at the same place
+        half = bool(read.getstate()[0])
+        first = read.decode(entry.raw[:1])
+        behind = half and first != "" and len(first) + len(read.getstate()[0]) > 1  # half a character not gone on with
+        offsets.append(at + behind)
+        at += len(first) + len(read.decode(entry.raw[1:]))
     return {
         "tokens": [_text(entry.raw) for entry in entries],
         "token_logprobs": [_finite(entry.logprob) for entry in entries],

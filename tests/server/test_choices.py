@@ -11,6 +11,7 @@ from agentkv import ToolCall
 from agentkv.engine.base import CallDelta, Chunk, Generation, TokenLogprob, Usage
 from agentkv.engine.scripted import Reply
 from agentkv.engine.stream import Stream
+from agentkv.server.replies import completion_logprobs
 
 CALL = ToolCall(id="call_1", name="read", arguments='{"path":  "a.py"}')
 THREE = ("one", "two words", Reply(text="three", tool_calls=(CALL,)))
@@ -164,6 +165,15 @@ def test_completions_repeat_the_prompt_and_tell_logprobs(door_of):
     assert (["one", " two"], [0, 3]) == (whole["tokens"], whole["text_offset"])
     pieces = [piece["logprobs"] for piece in by_choice(chunks_of(ask(logprobs=1, stream=True)))[0] if piece["logprobs"]]
     assert [0, 3] == [offset for piece in pieces for offset in piece["text_offset"]]
+
+
+def test_offsets_count_characters_of_the_text():
+    """Tokens that share a character begin where it does; what is broken counts as the one character that it became."""
+    raws = [b"a", b"\xf0", b"\x9f\x98", b"\x80", b"b", b"\xf0", b"\x9f", b"\xf0", b"c", b"\xef\xbf", b"\xbd", b"\xff"]
+    told = completion_logprobs([TokenLogprob(token_id=0, raw=raw, logprob=-1.0) for raw in raws], 7)
+    assert [7 + offset for offset in (0, 1, 1, 1, 2, 3, 3, 4, 5, 6, 6, 7)] == told["text_offset"]
+    text = b"".join(raws).decode(errors="replace")
+    assert "a😀b\ufffd\ufffdc\ufffd\ufffd" == text
 
 
 def test_what_is_asked_reaches_the_engine(door_of):
