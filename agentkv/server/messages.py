@@ -20,7 +20,10 @@ _HARMLESS_OF_PARTS = frozenset({"cache_control", "logprobs"})
 
 
 def read_messages(items: list[Any] | None) -> tuple[Message, ...]:
-    """The messages of a chat. Text parts are joined as they are; "developer" is the newer name of "system"."""
+    """The messages of a chat. Text parts are joined as they are; "developer" is the newer name of "system".
+
+    What an assistant refused with, in a part or in a field, is what it said: our models have no other place for it.
+    """
     if not items:
         refuse("messages", "must be a list with at least one message", code="missing_required_parameter")
     return tuple(_message(Fields(item, f"messages[{index}]")) for index, item in enumerate(items))
@@ -32,16 +35,17 @@ def _message(fields: Fields) -> Message:
     if role is None:
         refuse(fields.at("role"), f"{name!r:.40} is not one of {', '.join(_ROLES)}")
     calls: tuple[ToolCall, ...] = ()
-    reasoning = ""
+    reasoning = refused = ""
     if role == "assistant":
         reasoning = _reasoning(fields)
         items = fields.items("tool_calls") or []
         calls = tuple(_call(Fields(item, f"{fields.at('tool_calls')}[{i}]")) for i, item in enumerate(items))
         fields.only("annotations", [], why="they are not read")
-    content = fields.any("content", "" if role == "assistant" else None)
+        refused = fields.text("refusal", "")
+    said = fields.any("content", "" if role == "assistant" else None)
     message = Message(
         role=role,
-        content=read_content(content, fields.at("content")),
+        content=read_content(said, fields.at("content"), refusals=role == "assistant") or refused,
         tool_calls=calls,
         tool_call_id=fields.text("tool_call_id") if role == "tool" else None,
         name=fields.text("name", "") or None,
@@ -60,18 +64,25 @@ def _reasoning(fields: Fields) -> str:
     return told[0] or told[1] or ""
 
 
-def read_content(content: Any, path: str, *, kinds: Collection[str] = ("text",)) -> str:
-    """A message's text: as it is, or its parts joined. `kinds`: what parts of text are called at this endpoint."""
+def read_content(content: Any, path: str, *, kinds: Collection[str] = ("text",), refusals: bool = False) -> str:
+    """A message's text: as it is, or its parts joined. `kinds`: what parts of text are called at this endpoint;
+    `refusals`: there may be parts with which a model refused.
+    """
     if isinstance(content, str):
         return content
     if not isinstance(content, list):
         what = "is missing" if content is None else f"must be a text or a list of parts, not {kind_of(content)}"
         refuse(path, what, code="invalid_type")
-    return "".join(_part(Fields(part, f"{path}[{index}]"), kinds) for index, part in enumerate(content))
+    parts = (Fields(part, f"{path}[{index}]") for index, part in enumerate(content))
+    return "".join(_part(part, kinds, refusals=refusals) for part in parts)
 
 
-def _part(fields: Fields, kinds: Collection[str]) -> str:
+def _part(fields: Fields, kinds: Collection[str], *, refusals: bool) -> str:
     kind = fields.text("type")
+    if refusals and kind == "refusal":
+        text = fields.text("refusal")
+        fields.end(harmless=_HARMLESS_OF_PARTS)
+        return text
     if kind not in kinds:
         refuse(fields.at("type"), f"{kind!r:.40} is not supported: only text parts are", code="unsupported_value")
     text = fields.text("text")

@@ -120,7 +120,9 @@ def _shared() -> dict[str, Schema]:
     call = _object(("name", "arguments"), name=_NAME, arguments=_TEXT)
     return {
         "TextPart": _object(("type", "text"), type=_one_of("text"), text=_TEXT),
+        "RefusalPart": _object(("type", "refusal"), type=_one_of("refusal"), refusal=_TEXT),
         "Content": {"anyOf": [_TEXT, _list(_ref("TextPart"))]},
+        "Said": {"anyOf": [_TEXT, _list({"anyOf": [_ref("TextPart"), _ref("RefusalPart")]})]},
         "Message": {
             "anyOf": [
                 _object(
@@ -132,7 +134,8 @@ def _shared() -> dict[str, Schema]:
                 _object(
                     ("role",),
                     role=_one_of("assistant"),
-                    content=_or_null(_ref("Content")),
+                    content=_or_null(_ref("Said")),
+                    refusal=_or_null(_TEXT),
                     reasoning_content=_or_null(_TEXT),
                     reasoning=_or_null(_TEXT),
                     tool_calls=_list(_object(("id", "function"), id=_NAME, type=_one_of("function"), function=call)),
@@ -260,8 +263,14 @@ def _response_request(served: Schema) -> Schema:
             _object(
                 ("role", "content"),
                 type=_one_of("message"),
-                role=_one_of("user", "assistant", "system", "developer"),
+                role=_one_of("user", "system", "developer"),
                 content=content,
+            ),
+            _object(
+                ("role", "content"),
+                type=_one_of("message"),
+                role=_one_of("assistant"),
+                content={"anyOf": [_TEXT, _list({"anyOf": [part, _ref("RefusalPart")]})]},
             ),
             _object(
                 ("type", "call_id", "name", "arguments"),

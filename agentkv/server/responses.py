@@ -244,7 +244,8 @@ def _message(fields: Fields) -> Message:
     if role is None:
         refuse(fields.at("role"), f"{name!r:.40} is not one of {', '.join(_ROLES)}")
     fields.any("phase")  # told by newer models, and sent back by their clients
-    content = read_content(fields.any("content"), fields.at("content"), kinds=_TEXT_PARTS)
+    said, refusals = fields.any("content"), role == "assistant"
+    content = read_content(said, fields.at("content"), kinds=_TEXT_PARTS, refusals=refusals)
     return Message(role=role, content=content)  # type: ignore[arg-type]
 
 

@@ -243,6 +243,47 @@ def test_messages_of_every_kind_are_read():
     ) == chat(messages=messages).request.messages
 
 
+@pytest.mark.parametrize(
+    ("message", "said"),
+    [
+        ({"content": None, "refusal": "I cannot."}, "I cannot."),
+        ({"refusal": "I cannot."}, "I cannot."),
+        ({"content": "", "refusal": "I cannot."}, "I cannot."),
+        ({"content": [], "refusal": "I cannot."}, "I cannot."),
+        ({"content": [{"type": "refusal", "refusal": "I cannot."}]}, "I cannot."),
+        ({"content": [{"type": "refusal", "refusal": "I cannot."}], "refusal": "I cannot."}, "I cannot."),
+        ({"content": [{"type": "text", "text": "Well. "}, {"type": "refusal", "refusal": "No."}]}, "Well. No."),
+        ({"content": "Well.", "refusal": "No."}, "Well."),
+        ({"content": "Well.", "refusal": ""}, "Well."),
+        ({"content": None, "refusal": ""}, ""),
+        ({"content": "Well.", "refusal": None}, "Well."),
+    ],
+)
+def test_what_a_model_refused_with_is_what_it_said(message, said):
+    """A history of another model goes on: its refusal is the assistant's text where it has no other."""
+    messages = [USER, {"role": "assistant", **message}, USER]
+    assert Message(role="assistant", content=said) == chat(messages=messages).request.messages[1]
+
+
+@pytest.mark.parametrize(
+    ("message", "param"),
+    [
+        ({"role": "user", "content": "a", "refusal": "no"}, "messages[0].refusal"),
+        ({"role": "tool", "content": "a", "tool_call_id": "c", "refusal": "no"}, "messages[0].refusal"),
+        ({"role": "user", "content": [{"type": "refusal", "refusal": "no"}]}, "messages[0].content[0].type"),
+        ({"role": "assistant", "refusal": 1}, "messages[0].refusal"),
+        ({"role": "assistant", "refusal": ["no"]}, "messages[0].refusal"),
+        ({"role": "assistant", "content": [{"type": "refusal"}]}, "messages[0].content[0].refusal"),
+        ({"role": "assistant", "content": [{"type": "refusal", "text": "a"}]}, "messages[0].content[0].refusal"),
+        ({"role": "assistant", "content": [{"type": "text", "refusal": "a"}]}, "messages[0].content[0].text"),
+        ({"role": "assistant", "content": [{"type": "refusal", "refusal": "a", "b": 1}]}, "messages[0].content[0].b"),
+    ],
+)
+def test_refusals_that_are_none_are_refused(message, param):
+    """Only models refuse, and only in text."""
+    assert param == refused(chat, messages=[message]).param
+
+
 def test_tools_are_read_and_tool_choice_none_hides_them():
     """A tool without parameters takes none."""
     bare = {"type": "function", "function": {"name": "now"}}

@@ -57,6 +57,40 @@ def test_items_become_messages(door_of):
     assert history == asked.kept
 
 
+def test_what_a_model_refused_with_is_what_it_said():
+    """A history of another model goes on; calls behind a refusal are one turn with it."""
+    parts = [{"type": "output_text", "text": "Well. "}, {"type": "refusal", "refusal": "No."}]
+    items = [
+        {"role": "user", "content": "Go."},
+        {"type": "message", "id": "msg_1", "role": "assistant", "status": "completed", "content": parts[1:]},
+        {"role": "user", "content": "Go!"},
+        {"role": "assistant", "content": parts},
+        {"type": "function_call", "call_id": "call_1", "name": "read", "arguments": CALL.arguments},
+        {"type": "function_call_output", "call_id": "call_1", "output": "done"},
+    ]
+    assert (
+        Message(role="user", content="Go."),
+        Message(role="assistant", content="No."),
+        Message(role="user", content="Go!"),
+        Message(role="assistant", content="Well. No.", tool_calls=(CALL,)),
+        Message(role="tool", content="done", tool_call_id="call_1"),
+    ) == read(input=items).kept
+
+
+@pytest.mark.parametrize(
+    "item",
+    [
+        {"role": "user", "content": [{"type": "refusal", "refusal": "no"}]},
+        {"type": "function_call_output", "call_id": "c", "output": [{"type": "refusal", "refusal": "no"}]},
+    ],
+)
+def test_nobody_but_the_model_refuses(item):
+    """Such a part of others is no text."""
+    with pytest.raises(RequestInvalid) as caught:
+        read(input=[item])
+    assert "unsupported_value" == caught.value.code
+
+
 BAD = [
     ({"input": None}, "input"),
     ({"input": []}, "input"),
