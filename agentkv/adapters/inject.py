@@ -1,8 +1,8 @@
 """Injection: what an engine wants to be told, added to requests that somebody else's OpenAI client sends.
 
 Covers sync and async HTTP clients for `openai.OpenAI(http_client=...)`, ChatOpenAI's `http_client` and `http_async_client`, and
-what happens when a server does not understand: fields that it names in a 400 or 422, or that it cannot do with, are left
-out, the request is sent once more, and where that helped they are left out for this server from then on. The user's own values win, field by field and header
+what happens when a server does not understand: the request goes once more as the user wrote it, and where that helped, the
+fields that it named in its 400 or 422 (all of ours, if none) are left out for this server from then on. The user's own values win, field by field and header
 by header. Does not cover what is worth saying (`Extra` comes from an adapter). Built on whatever HTTP library the
 installed openai package builds on.
 """
@@ -108,17 +108,16 @@ class Injector:
         if not named and ((origin, names) in self._accepted or _is_about_another(response.text)):
             return response  # the user's own mistake
         left_out = named or names
-        again, _ = self._told(request, extra, without=left_out)
-        second = yield again
+        second = yield request  # a server may name one field at a time: with any other of ours it could refuse once more
         if second.status_code < _FINE:
-            self._saw(again, extra)
+            self._saw(request, extra)
             self.refuse(origin, left_out)
             log.warn_once("fields_refused", origin=origin, fields=sorted(left_out), note="left out from now on")
             if self._on_refused is not None:
                 self._on_refused(origin, left_out)
             return second
         # that it was us is not proved: a server may name our field only because it repeats the whole request
-        return second if named else response  # the first answer speaks of the user's whole request
+        return second if named or second.status_code not in _REFUSED else response
 
     def _saw(self, told: Any, extra: Extra | None) -> None:
         if extra is None or extra.saw is None or not told.url.path.endswith(_MODEL_CALLS):
@@ -138,14 +137,12 @@ class Injector:
             log.failed("injection_failed", error=type(error).__name__)
             return None
 
-    def _told(
-        self, request: Any, extra: Extra | None, *, without: frozenset[str] = frozenset()
-    ) -> tuple[Any, frozenset[str]]:
+    def _told(self, request: Any, extra: Extra | None) -> tuple[Any, frozenset[str]]:
         """The request with what it is to carry, and the body fields that were added; as it was if there are none."""
         try:
             if extra is None or request.method != "POST" or not request.url.path.endswith(_MODEL_CALLS):
                 return request, frozenset()
-            unwanted = self.refused(origin_of(request)) | without
+            unwanted = self.refused(origin_of(request))
             wanted = dict(extra.body)
             for route, fields in extra.paths.items():
                 if request.url.path.endswith(route):
