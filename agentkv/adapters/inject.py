@@ -1,28 +1,29 @@
 """Injection: what an engine wants to be told, added to requests that somebody else's OpenAI client sends.
 
-Covers sync and async HTTP clients for `openai.OpenAI(http_client=...)`, ChatOpenAI's `http_client` and `http_async_client`, and
+Covers what is added to a request, and
 what happens when a server does not understand: the request goes once more as the user wrote it, and where that helped, the
 fields that it named in its 400 or 422 (all of ours, if none) are left out for this server from then on. The user's own values win, field by field and header
-by header. Does not cover what is worth saying (`Extra` comes from an adapter). Built on whatever HTTP library the
-installed openai package builds on.
+by header. Does not cover what is worth saying (`Extra` comes from an adapter) nor the HTTP clients that ask it (`inject_clients.py`).
 """
 
 from __future__ import annotations
 
-import importlib
 import json
 import re
 import threading
-from collections.abc import AsyncIterator, Callable, Generator, Iterator, Mapping
+from collections.abc import Callable, Generator, Mapping
 from functools import lru_cache
 from typing import Any
 
 from agentkv import log
 from agentkv.adapters.base import Extra
+from agentkv.adapters.inject_clients import injecting_async_client, injecting_client
 
 __all__ = ["Extra", "Injector", "injecting_async_client", "injecting_client", "merged", "spliced"]
 
-_REFUSED = frozenset({400, 422})
+REFUSED = frozenset({400, 422})
+"""What a server answers that does not take a field."""
+
 _FINE = 300
 _BYTES_PER_TOKEN = 4
 _HEADER = re.compile(r"[A-Za-z0-9-]+")
@@ -102,7 +103,7 @@ class Injector:
         if response.status_code < _FINE:
             self._accepted.add((origin, names))
             return response
-        if response.status_code not in _REFUSED:
+        if response.status_code not in REFUSED:
             return response
         named = named_in(response.text, names)
         if not named and ((origin, names) in self._accepted or _is_about_another(response.text)):
@@ -117,7 +118,7 @@ class Injector:
                 self._on_refused(origin, left_out)
             return second
         # that it was us is not proved: a server may name our field only because it repeats the whole request
-        return second if named or second.status_code not in _REFUSED else response
+        return second if named or second.status_code not in REFUSED else response
 
     def _saw(self, told: Any, extra: Extra | None) -> None:
         if extra is None or extra.saw is None or not told.url.path.endswith(_MODEL_CALLS):
@@ -222,109 +223,6 @@ def spliced(content: bytes, ours: Mapping[str, Any]) -> bytes | None:
 @lru_cache(maxsize=256)
 def _quoted(name: str) -> bytes:
     return json.dumps(name).encode()
-
-
-def injecting_client(injector: Injector, **options: Any) -> Any:
-    """An HTTP client for `openai.OpenAI(http_client=...)` and its like; `options` are the HTTP library's own."""
-    import openai
-
-    class Injecting(openai.DefaultHttpxClient):
-        def send(self, request: Any, **how: Any) -> Any:
-            extra = injector.asked(request)
-            if extra is None:
-                return super().send(request, **how)
-            over = _Once(lambda: injector.ended(request, extra))
-            try:
-                flow = injector.flow(request, extra)
-                told = next(flow)
-                while True:
-                    response = super().send(told, **how)
-                    if response.status_code in _REFUSED:
-                        response.read()
-                    try:
-                        told = flow.send(response)
-                    except StopIteration as end:
-                        return _watched(end.value, over)
-            except BaseException:
-                over()
-                raise
-
-    return Injecting(**options)
-
-
-def injecting_async_client(injector: Injector, **options: Any) -> Any:
-    """The same for `openai.AsyncOpenAI`."""
-    import openai
-
-    class Injecting(openai.DefaultAsyncHttpxClient):
-        async def send(self, request: Any, **how: Any) -> Any:
-            if injector.may_wait(request):
-                import anyio.to_thread
-
-                extra = await anyio.to_thread.run_sync(injector.asked, request)
-            else:
-                extra = injector.asked(request)
-            if extra is None:
-                return await super().send(request, **how)
-            over = _Once(lambda: injector.ended(request, extra))
-            try:
-                flow = injector.flow(request, extra)
-                told = next(flow)
-                while True:
-                    response = await super().send(told, **how)
-                    if response.status_code in _REFUSED:
-                        await response.aread()
-                    try:
-                        told = flow.send(response)
-                    except StopIteration as end:
-                        return _watched(end.value, over)
-            except BaseException:
-                over()
-                raise
-
-    return Injecting(**options)
-
-
-class _Once:
-    def __init__(self, work: Callable[[], None]) -> None:
-        self._work: Callable[[], None] | None = work
-
-    def __call__(self) -> None:
-        work, self._work = self._work, None
-        if work is not None:
-            work()
-
-
-def _watched(response: Any, over: _Once) -> Any:
-    """The response, which tells `over` when it is closed."""
-    if response.is_closed:
-        over()
-        return response
-    library = importlib.import_module(type(response).__module__.partition(".")[0])
-    stream = response.stream
-
-    class Watched(library.SyncByteStream, library.AsyncByteStream):  # type: ignore[name-defined, misc]
-        def __iter__(self) -> Iterator[bytes]:
-            yield from stream
-
-        async def __aiter__(self) -> AsyncIterator[bytes]:
-            async for piece in stream:
-                yield piece
-
-        def close(self) -> None:
-            try:
-                stream.close()
-            finally:
-                over()
-
-        async def aclose(self) -> None:
-            try:
-                await stream.aclose()
-            finally:
-                over()
-
-    response.stream = Watched()
-    return response
 
 
 def model_of(request: Any) -> str:
