@@ -29,6 +29,8 @@ FEWEST_TOKENS = 1024
 """A shorter prefix is not cached by any model."""
 TTL: dict[Mark, str] = {"short": "5m", "long": "1h"}
 MARK = "cache_control"
+_QUOTED_MARK = b'"cache_control"'
+_ROUTES = ("/v1/messages",)
 _CHARS_PER_TOKEN = 4
 _MARKABLE = ("text", "image", "document", "tool_use", "tool_result", "search_result")
 _MOST_SESSIONS = 4096
@@ -53,7 +55,15 @@ class AnthropicHosted:
         """Marks for the body; nothing for a caller of whom nothing is known."""
         if about.session == UNATTRIBUTED:
             return None
-        return Extra(shape=partial(self._marked, about.session), marks=frozenset((MARK,)))
+        return Extra(
+            routes=_ROUTES, shape=partial(self._marked, about.session), marks=frozenset((MARK,)),
+            saw=partial(self._saw, about.session),
+        )  # fmt: skip
+
+    def _saw(self, session: str, request: Any) -> None:
+        """It was taken; without marks where those were refused, too short, or the user's own affair: nothing to keep alive."""
+        if request.read().rfind(_QUOTED_MARK) < 0 and (waits := self._waits_of_session(session)) is not None:
+            waits.unmarked(session)
 
     def ended(self, session: str, *, tokens: int, cached_tokens: int | None) -> None:
         """Nothing was taken that had to be given back."""
@@ -61,7 +71,7 @@ class AnthropicHosted:
     def _marked(self, session: str, path: str, body: Mapping[str, Any]) -> Mapping[str, Any] | None:
         """The body with our marks; None where there is nothing to mark or the user marks it."""
         messages = body.get("messages")
-        if not path.endswith("/messages") or not isinstance(messages, list) or not messages or is_marked(body):
+        if not path.endswith(_ROUTES) or not isinstance(messages, list) or not messages or is_marked(body):
             return None
         model, tokens = str(body.get("model", "")), _size(body) // _CHARS_PER_TOKEN
         waits = self.waits_of(model)
@@ -164,9 +174,12 @@ def _stable(made: dict[str, Any], mark: Mapping[str, str]) -> bool:
     if blocks := _block(system, mark):
         made["system"] = blocks
         return True
-    tools = made.get("tools")
-    if isinstance(tools, list) and tools and isinstance(tools[-1], Mapping):
-        made["tools"] = [*tools[:-1], {**tools[-1], MARK: dict(mark)}]
+    tools = _list(made.get("tools"))
+    place = len(tools) - 1
+    while place >= 0 and isinstance(tools[place], Mapping) and tools[place].get("defer_loading"):
+        place -= 1  # it is not part of the prompt yet, and refused with a mark
+    if place >= 0 and isinstance(tools[place], Mapping):
+        made["tools"] = [*tools[:place], {**tools[place], MARK: dict(mark)}, *tools[place + 1 :]]
         return True
     return False
 

@@ -112,10 +112,10 @@ class Found:
     def patience_s(self) -> float:
         return PROBE_S if self._adapter is None else self._adapter.patience_s
 
-    def refused(self, names: frozenset[str]) -> None:
-        """The server does not take these fields: remembered where it says what it is."""
+    def refused(self, names: frozenset[str], *, path: str = "", model: str = "") -> None:
+        """The server does not take these fields, for this path and model: remembered where it says what it is."""
         if self._endpoints is not None:
-            self._endpoints.refused(self._base_url, self._known, names)
+            self._endpoints.refused(self._base_url, self._known, names, path=path, model=model)
 
     @property
     def may_wait(self) -> bool:

@@ -103,6 +103,13 @@ class HostedWaits:
             if known is not None:
                 known.alive_until_s = now_s + self.prices.lasts_s(known.mark)
 
+    def unmarked(self, session: str) -> None:
+        """Its last call went without a mark after all."""
+        with self._lock:
+            known = self._known.get(session)
+            if known is not None:
+                known.mark, known.alive_until_s = "none", known.at_s
+
     def forget(self, session: str) -> None:
         """The session is over."""
         with self._lock:

@@ -1,16 +1,15 @@
 """Injection: what an engine wants to be told, added to requests that somebody else's OpenAI client sends.
 
-Covers what is added to a request, and
-what happens when a server does not understand: the request goes once more as the user wrote it, and where that helped, the
-fields that it named in its 400 or 422 (all of ours, if none) are left out for this server from then on. The user's own values win, field by field and header
-by header. Does not cover what is worth saying (`Extra` comes from an adapter) nor the HTTP clients that ask it (`inject_clients.py`).
+Covers what is added to a request, and what happens when a server does not understand: the request goes once more as the
+user wrote it, and where that helped, the fields that it named in its 400 or 422 (all of ours, if none) are left out from
+then on (`refusals.py`). The user's own values win, field by field and header by header. Does not cover what is
+worth saying (`Extra` comes from an adapter) nor the HTTP clients that ask it (`inject_clients.py`).
 """
 
 from __future__ import annotations
 
 import json
 import re
-import threading
 from collections.abc import Callable, Generator, Mapping
 from functools import lru_cache
 from typing import Any
@@ -18,8 +17,11 @@ from typing import Any
 from agentkv import log
 from agentkv.adapters.base import Extra
 from agentkv.adapters.inject_clients import injecting_async_client, injecting_client
+from agentkv.adapters.refusals import Place, Refusals, is_about_another, named_in
 
-__all__ = ["Extra", "Injector", "injecting_async_client", "injecting_client", "merged", "spliced"]
+__all__ = [
+    "Extra", "Injector", "Place", "injecting_async_client", "injecting_client", "merged", "named_in", "spliced",
+]  # fmt: skip
 
 REFUSED = frozenset({400, 422})
 """What a server answers that does not take a field."""
@@ -30,7 +32,8 @@ _HEADER = re.compile(r"[A-Za-z0-9-]+")
 _VALUE = re.compile(r"[\x21-\x7e](?:[\x20-\x7e]*[\x21-\x7e])?")
 _MODEL = re.compile(rb'"model"\s*:\s*"([^"\\\\]{1,200})"')  # inside a text its quotes would be escaped
 _OF_THE_BODY = (b"content-length", b"transfer-encoding")
-_MODEL_CALLS = ("/chat/completions", "/completions", "/responses", "/messages")
+_ROUTES = ("/chat/completions", "/completions", "/responses", "/v1/messages")
+_MODEL_LOOKS = 8
 
 
 def merged(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> dict[str, Any]:
@@ -48,7 +51,7 @@ Asked = Callable[[Any], Extra | None]
 class Injector:
     """Adds what `extra(request)` says, which is asked for each request, on the thread or task that sends it. Thread-safe.
 
-    `flow` may be given an Extra of its own instead. `on_refused(origin, names)` hears what a server does not take,
+    `flow` may be given an Extra of its own instead. `on_refused(place, names)` hears what is not sent there any more,
     `ended(request, extra, tokens)` when a request that carried something is over, with about so many tokens in its prompt.
     `may_wait(request)`: whether `extra` may block, so that an event loop must not ask it.
     """
@@ -57,7 +60,7 @@ class Injector:
         self,
         extra: Asked | None = None,
         *,
-        on_refused: Callable[[str, frozenset[str]], None] | None = None,
+        on_refused: Callable[[Place, frozenset[str]], None] | None = None,
         ended: Callable[[Any, Extra, int], None] | None = None,
         may_wait: Callable[[Any], bool] | None = None,
     ) -> None:
@@ -65,18 +68,15 @@ class Injector:
         self._on_refused = on_refused
         self._ended = ended
         self._may_wait = may_wait
-        self._lock = threading.Lock()
-        self._refused: dict[str, frozenset[str]] = {}
-        self._accepted: set[tuple[str, frozenset[str]]] = set()
+        self._refusals = Refusals()
 
     def refused(self, origin: str) -> frozenset[str]:
-        """The fields that this server (`http://host:port`) was found not to take."""
-        return self._refused.get(origin, frozenset())
+        """The fields that this server (`http://host:port`) was found not to take, for any of its routes and models."""
+        return self._refusals.at(origin)
 
-    def refuse(self, origin: str, names: frozenset[str]) -> None:
-        """From now on these fields are left out for this server."""
-        with self._lock:
-            self._refused[origin] = self.refused(origin) | names
+    def refuse(self, origin: str, names: frozenset[str], *, path: str = "", model: str = "") -> None:
+        """From now on these fields are left out for this server; or only for this path there, and this model."""
+        self._refusals.add(Place(origin, path, model), names)
 
     def may_wait(self, request: Any) -> bool:
         """Whether asking what this request is to carry may take longer than an event loop has."""
@@ -93,35 +93,41 @@ class Injector:
 
     def flow(self, request: Any, extra: Extra | None) -> Generator[Any, Any, Any]:
         """Yields requests to send and is sent their responses (a refusal's body already read); returns the one that counts."""
-        told, names = self._told(request, extra)
+        told, names, place = self._told(request, extra)
         response = yield told
-        if response.status_code < _FINE:
+        fine = response.status_code < _FINE
+        if fine:
             self._saw(told, extra)
-        if not names:
+        if extra is None or place is None or not names:
             return response
-        origin = origin_of(request)
-        if response.status_code < _FINE:
-            self._accepted.add((origin, names))
+        if fine:
+            self._refusals.take(place, names, extra.marks)
             return response
         if response.status_code not in REFUSED:
             return response
         named = named_in(response.text, names)
-        if not named and ((origin, names) in self._accepted or _is_about_another(response.text)):
+        if not named and (self._refusals.were_taken(place, names) or is_about_another(response.text)):
             return response  # the user's own mistake
-        left_out = named or names
         second = yield request  # a server may name one field at a time: with any other of ours it could refuse once more
         if second.status_code < _FINE:
             self._saw(request, extra)
-            self.refuse(origin, left_out)
-            log.warn_once("fields_refused", origin=origin, fields=sorted(left_out), note="left out from now on")
-            if self._on_refused is not None:
-                self._on_refused(origin, left_out)
+            left_out = self._refusals.learn(place, named or names, extra.marks)
+            if left_out:
+                log.warn_once(
+                    "fields_refused",
+                    origin=place.origin,
+                    path=place.path,
+                    fields=sorted(left_out),
+                    note="left out from now on",
+                )
+                if self._on_refused is not None:
+                    self._on_refused(place, left_out)
             return second
         # that it was us is not proved: a server may name our field only because it repeats the whole request
         return second if named or second.status_code not in REFUSED else response
 
     def _saw(self, told: Any, extra: Extra | None) -> None:
-        if extra is None or extra.saw is None or not told.url.path.endswith(_MODEL_CALLS):
+        if extra is None or extra.saw is None or not is_model_call(told):
             return
         try:
             extra.saw(told)
@@ -130,7 +136,7 @@ class Injector:
 
     def asked(self, request: Any) -> Extra | None:
         """What this request is to carry; may block where `may_wait(request)`. Never raises."""
-        if self._extra is None or request.method != "POST" or not request.url.path.endswith(_MODEL_CALLS):
+        if self._extra is None or not is_model_call(request):
             return None
         try:
             return self._extra(request)
@@ -138,12 +144,16 @@ class Injector:
             log.failed("injection_failed", error=type(error).__name__)
             return None
 
-    def _told(self, request: Any, extra: Extra | None) -> tuple[Any, frozenset[str]]:
-        """The request with what it is to carry, and the body fields that were added; as it was if there are none."""
+    def _told(self, request: Any, extra: Extra | None) -> tuple[Any, frozenset[str], Place | None]:
+        """The request with what it is to carry, the body fields that were added, and where it goes; as it was if there are none."""
+        as_it_was = request, frozenset[str](), None
         try:
-            if extra is None or request.method != "POST" or not request.url.path.endswith(_MODEL_CALLS):
-                return request, frozenset()
-            unwanted = self.refused(origin_of(request))
+            if extra is None or not is_model_call(request):
+                return as_it_was
+            if extra.routes and not request.url.path.endswith(extra.routes):
+                return as_it_was
+            place = Place(origin_of(request), request.url.path, model_of(request))
+            unwanted = self._refusals.of(place)
             wanted = dict(extra.body)
             for route, fields in extra.paths.items():
                 if request.url.path.endswith(route):
@@ -157,19 +167,19 @@ class Injector:
             }  # fmt: skip
             content, marks = (None, frozenset[str]()) if extra.marks & unwanted else self._shaped(request, extra)
             if not body and not headers and content is None:
-                return request, frozenset()
+                return as_it_was
             content = spliced(request.read() if content is None else content, body)
             if content is None:
-                return request, frozenset()
+                return as_it_was
             kept = [(name, value) for name, value in request.headers.raw if name.lower() not in _OF_THE_BODY]
             kept += [(name.encode(), value.encode()) for name, value in headers.items()]
             made = type(request)(
                 request.method, request.url, headers=kept, content=content, extensions=request.extensions
             )
-            return made, frozenset(body) | marks
+            return made, frozenset(body) | marks, place
         except Exception as error:
             log.failed("injection_failed", error=type(error).__name__)
-            return request, frozenset()
+            return as_it_was
 
     def _shaped(self, request: Any, extra: Extra) -> tuple[bytes | None, frozenset[str]]:
         """The body that the adapter makes of the user's, and the names that it brings; None where it changes nothing."""
@@ -180,25 +190,6 @@ class Injector:
         if shaped is None:
             return None, frozenset()
         return json.dumps(shaped, separators=(",", ":"), ensure_ascii=False).encode(), extra.marks
-
-
-def named_in(text: str, names: frozenset[str]) -> frozenset[str]:
-    """Those of our fields that a refusal speaks of, as they are or in the server's own spelling (promptCacheKey)."""
-    plain = _plain(text)
-    return frozenset(name for name in names if _plain(name) in plain)
-
-
-def _plain(text: str) -> str:
-    return text.replace("_", "").replace("-", "").lower()
-
-
-def _is_about_another(text: str) -> bool:
-    """Whether a refusal that names none of ours names another parameter, as OpenAI's do."""
-    try:
-        error = json.loads(text)["error"]
-        return isinstance(error["param"], str) and error["param"] != ""
-    except (ValueError, LookupError, TypeError, RecursionError):
-        return False
 
 
 def spliced(content: bytes, ours: Mapping[str, Any]) -> bytes | None:
@@ -225,10 +216,27 @@ def _quoted(name: str) -> bytes:
     return json.dumps(name).encode()
 
 
+def is_model_call(request: Any) -> bool:
+    """Whether it goes to a route that we know: not to everything that ends in "messages", such as a thread's."""
+    return request.method == "POST" and bool(request.url.path.endswith(_ROUTES))
+
+
 def model_of(request: Any) -> str:
-    """The model that a request names; "" where that cannot be seen at once."""
-    found = _MODEL.search(request.read())
-    return found.group(1).decode("utf-8", "replace") if found else ""
+    """The model that a request names; "" where that cannot be seen at once.
+
+    It stands in front, or behind the messages, which may hold such a field of their own: looked for from the end.
+    """
+    content = request.read()
+    found = _MODEL.match(content, 1)
+    end = len(content)
+    for _ in range(_MODEL_LOOKS):
+        if found is not None:
+            return found.group(1).decode("utf-8", "replace")
+        end = content.rfind(b'"model"', 0, end)
+        if end < 0:
+            break
+        found = _MODEL.match(content, end)
+    return ""
 
 
 def tokens_of(request: Any) -> int:

@@ -2,7 +2,7 @@
 
 Covers `prompt_cache_key` (one for a task and its sub-agents: they share the beginning), `prompt_cache_options` and one
 breakpoint behind the instructions for gpt-5.6 and later, and the flex tier for what nobody waits for, where the price list
-has it. Not sent unless asked for: `prompt_cache_retention` for older models (it keeps prompts for a day), and the priority
+has it. The old completions know none of these. Not sent unless asked for: `prompt_cache_retention` for older models (it keeps prompts for a day), and the priority
 tier (it costs more). Keys are digests: a task's name does not leave this machine.
 """
 
@@ -27,6 +27,7 @@ SHORT_S, LONG_S = 1800.0, 43_200.0
 """The two lifetimes of its options, "30m" and "12h"; only Responses take the second."""
 BREAKPOINT = "prompt_cache_breakpoint"
 _GENERATION = re.compile(r"(?:.*/)?gpt-(\d+)(?:\.(\d+))?(?=$|[-@:])")
+_CACHED_ROUTES = ("/chat/completions", "/responses")
 _STABLE_ROLES = ("system", "developer")
 _LOW = 0
 
@@ -67,10 +68,11 @@ class OpenAIHosted:
             body["prompt_cache_options"] = {"ttl": "30m"}
             if self._is_long(about):
                 paths["/responses"] = {"prompt_cache_options": {"ttl": "12h"}}
-            return Extra(body=body, paths=paths, shape=broken, marks=frozenset((BREAKPOINT,)))
+            marks = frozenset((BREAKPOINT,))
+            return Extra(body=body, paths=paths, routes=_CACHED_ROUTES, shape=broken, marks=marks)
         if self._long_retention and generation > (_LOW, _LOW):
             body["prompt_cache_retention"] = "24h"
-        return Extra(body=body)
+        return Extra(body=body, routes=_CACHED_ROUTES)
 
     def ended(self, session: str, *, tokens: int, cached_tokens: int | None) -> None:
         """Nothing was taken that had to be given back."""

@@ -16,7 +16,7 @@ from typing import Any
 
 from agentkv.adapters.base import Extra
 from agentkv.adapters.found import Found
-from agentkv.adapters.inject import Injector, model_of, origin_of, tokens_of
+from agentkv.adapters.inject import Injector, Place, model_of, origin_of, tokens_of
 from agentkv.adapters.prewarm import Prewarm
 from agentkv.adapters.probe import Endpoints, Known, origin
 from agentkv.budget.facts import Fact, TaskFact
@@ -151,10 +151,10 @@ class Ways:
         way = self._ways.get(origin_of(request))
         return way is None or way.found.may_wait
 
-    def _refused(self, place: str, names: frozenset[str]) -> None:
-        way = self._ways.get(place)
+    def _refused(self, place: Place, names: frozenset[str]) -> None:
+        way = self._ways.get(place.origin)
         if way is not None:
-            way.found.refused(names)
+            way.found.refused(names, path=place.path, model=place.model)
 
     def _way(self, request: Any) -> Way | None:
         place = origin_of(request)
@@ -194,8 +194,8 @@ class Ways:
         way = Way(found=found, reach=Reach(found, clock=self._clock), route=route)
 
         def known(what: Known) -> None:
-            if what.refused:
-                self.injector.refuse(origin(base_url), frozenset(what.refused))
+            for path, model, name in what.refused:
+                self.injector.refuse(origin(base_url), frozenset((name,)), path=path, model=model)
             if self.spends if spends is None else spends():
                 self._warms(way)
 
