@@ -18,6 +18,7 @@ from agentkv.adapters.base import DeliveryReceipt, Extra, Outcome
 from agentkv.adapters.hosted_prices import cache_prices
 from agentkv.adapters.hosted_waits import HostedWaits, Kind
 from agentkv.adapters.keepalive import KeepingAlive
+from agentkv.adapters.replay import has_budget
 from agentkv.clock import Clock, SystemClock
 from agentkv.core.hint import Hint, HintKind, SessionFacts
 from agentkv.core.task import UNATTRIBUTED
@@ -75,7 +76,9 @@ class AnthropicHosted:
             return None
         model, tokens = str(body.get("model", "")), _size(body) // _CHARS_PER_TOKEN
         waits = self.waits_of(model)
-        choice = waits.call(session, _kind(messages), tokens=tokens, now_s=self._clock.now_s())
+        choice = waits.call(
+            session, _kind(messages), tokens=tokens, now_s=self._clock.now_s(), keepable=not has_budget(body)
+        )
         with self._lock:
             before = self._sessions.pop(session, (model, 0))
             self._sessions[session] = (model, len(messages))
