@@ -244,6 +244,12 @@ def tokens_of(request: Any) -> int:
     return int(request.headers.get("content-length") or 0) // _BYTES_PER_TOKEN
 
 
+def within_s(request: Any) -> float | None:
+    """The caller's own time-out: so long nothing of an answer may come; None for ever."""
+    read_s = request.extensions.get("timeout", {}).get("read")
+    return None if read_s is None else float(read_s)
+
+
 def origin_of(request: Any) -> str:
     """Where a request goes: scheme, host and port."""
     url = request.url

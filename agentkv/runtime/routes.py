@@ -32,9 +32,13 @@ class Carried:
 
 
 class Route:
-    """Implements `engine.remote.Routing` over one adapter. Thread-safe."""
+    """Implements `engine.remote.Routing` over one adapter. Thread-safe. `within_s`: the time-out of its engine's calls."""
 
-    def __init__(self, adapter: Any, *, book: SessionBook | None = None, injector: Injector | None = None) -> None:
+    def __init__(
+        self, adapter: Any, *, book: SessionBook | None = None, injector: Injector | None = None,
+        within_s: float | None = None,
+    ) -> None:  # fmt: skip
+        self._within_s = within_s
         self._adapter = adapter
         self._book = book or SessionBook()
         self._injector = injector or Injector()
@@ -67,7 +71,7 @@ class Route:
             self.running += 1
         about = replace(
             self._book.facts(session, task=request.caller.task, purpose=request.purpose),
-            model=model, priority=PRIORITIES[request.priority],
+            model=model, priority=PRIORITIES[request.priority], within_s=self._within_s,
         )  # fmt: skip
         return Carried(session=session, extra=self.carries(about))
 

@@ -10,13 +10,13 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
 from agentkv.adapters.base import Extra
 from agentkv.adapters.found import Found
-from agentkv.adapters.inject import Injector, Place, model_of, origin_of, tokens_of
+from agentkv.adapters.inject import Injector, Place, model_of, origin_of, tokens_of, within_s
 from agentkv.adapters.prewarm import Prewarm
 from agentkv.adapters.probe import Endpoints, Known, origin
 from agentkv.budget.facts import Fact, TaskFact
@@ -102,6 +102,7 @@ class Ways:
             engine=about.get("engine", "auto"),
             probe=about.get("probe", False),
             spends=lambda: bool(about.get("prewarm", False)),
+            within_s=about.get("timeout_s"),
         )
         self._ways[origin(about["base_url"])] = self._own = way
         engine.routing = way.route
@@ -136,7 +137,7 @@ class Ways:
         book = self._emitter.book
         book.seen(session, who, model=model_of(request), tokens=tokens_of(request))
         about = book.facts(session, task=who.task)
-        extra = way.route.carries(about)
+        extra = way.route.carries(replace(about, within_s=within_s(request)))
         way.turn(HintKind.TURN_START, about)
         return extra
 
@@ -186,11 +187,12 @@ class Ways:
         engine: str = "auto",
         probe: bool = False,
         spends: Callable[[], bool] | None = None,
+        within_s: float | None = None,
     ) -> Way:
         found = Found(
             base_url, api_key=api_key, clock=self._clock, engine=engine, endpoints=self._endpoints, probe_priority=probe
         )
-        route = Route(found, book=self._emitter.book, injector=self.injector)
+        route = Route(found, book=self._emitter.book, injector=self.injector, within_s=within_s)
         way = Way(found=found, reach=Reach(found, clock=self._clock), route=route)
 
         def known(what: Known) -> None:
