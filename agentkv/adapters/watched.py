@@ -107,7 +107,7 @@ class _Dropped:
                 over = self._queue.get(timeout=_LINGER_S)
             except queue.Empty:
                 with self._lock:
-                    if all(over.done for over in list(self._open.values())) and self._queue.empty():
+                    if all(over.done for over in self._open.copy().values()) and self._queue.empty():
                         self._thread = None
                         return
             else:
