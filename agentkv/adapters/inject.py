@@ -34,6 +34,7 @@ _MODEL = re.compile(rb'"model"\s*:\s*"([^"\\\\]{1,200})"')  # inside a text its 
 _OF_THE_BODY = (b"content-length", b"transfer-encoding")
 _ROUTES = ("/chat/completions", "/completions", "/responses", "/v1/messages")
 _MODEL_LOOKS = 8
+_MOST_HOPS = 20
 
 
 def merged(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> dict[str, Any]:
@@ -91,19 +92,22 @@ class Injector:
         except Exception as error:
             log.failed("injection_failed", error=type(error).__name__)
 
-    def flow(self, request: Any, extra: Extra | None) -> Generator[Any, Any, Any]:
-        """Yields requests to send and is sent their responses (a refusal's body already read); returns the one that counts."""
+    def flow(self, request: Any, extra: Extra | None, *, follows: bool = True) -> Generator[Any, Any, Any]:
+        """Yields requests to send and is sent their responses (a refusal's body already read); returns the one that counts.
+
+        Whoever sends them follows redirects of `request` itself alone, as its user wishes: of the others, this does.
+        """
         told, names, place = self._told(request, extra)
-        response = yield told
+        response = yield from _sent(told, request, follows=follows)
+        if response is None:
+            return (yield request)  # to another server nothing of ours goes: it is sent the user's own request
         fine = response.status_code < _FINE
         if fine:
             self._saw(told, extra)
-        if extra is None or place is None or not names:
+        if extra is None or place is None or not names or (not fine and response.status_code not in REFUSED):
             return response
         if fine:
             self._refusals.take(place, names, extra.marks)
-            return response
-        if response.status_code not in REFUSED:
             return response
         named = named_in(response.text, names)
         if not named and (self._refusals.were_taken(place, names) or is_about_another(response.text)):
@@ -111,20 +115,19 @@ class Injector:
         second = yield request  # a server may name one field at a time: with any other of ours it could refuse once more
         if second.status_code < _FINE:
             self._saw(request, extra)
-            left_out = self._refusals.learn(place, named or names, extra.marks)
-            if left_out:
-                log.warn_once(
-                    "fields_refused",
-                    origin=place.origin,
-                    path=place.path,
-                    fields=sorted(left_out),
-                    note="left out from now on",
-                )
-                if self._on_refused is not None:
-                    self._on_refused(place, left_out)
+            self._learn(place, named or names, extra.marks)
             return second
         # that it was us is not proved: a server may name our field only because it repeats the whole request
         return second if named or second.status_code not in REFUSED else response
+
+    def _learn(self, place: Place, names: frozenset[str], marks: frozenset[str]) -> None:
+        left_out = self._refusals.learn(place, names, marks)
+        if not left_out:
+            return
+        note = "left out from now on"
+        log.warn_once("fields_refused", origin=place.origin, path=place.path, fields=sorted(left_out), note=note)
+        if self._on_refused is not None:
+            self._on_refused(place, left_out)
 
     def _saw(self, told: Any, extra: Extra | None) -> None:
         if extra is None or extra.saw is None or not is_model_call(told):
@@ -214,6 +217,21 @@ def spliced(content: bytes, ours: Mapping[str, Any]) -> bytes | None:
 @lru_cache(maxsize=256)
 def _quoted(name: str) -> bytes:
     return json.dumps(name).encode()
+
+
+def _sent(told: Any, request: Any, *, follows: bool) -> Generator[Any, Any, Any]:
+    """Yields `told`, and sends it on where its server redirects it to itself; None where another server is to have it."""
+    response = yield told
+    if told is request or not follows:
+        return response
+    for _ in range(_MOST_HOPS):
+        onward = getattr(response, "next_request", None)
+        if onward is None:
+            return response
+        if origin_of(onward) != origin_of(request):
+            break
+        response = yield onward
+    return None
 
 
 def is_model_call(request: Any) -> bool:

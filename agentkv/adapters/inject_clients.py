@@ -8,6 +8,7 @@ Built on whatever HTTP library the installed openai package builds on.
 from __future__ import annotations
 
 import threading
+from collections.abc import Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +17,9 @@ from agentkv.adapters.watched import Once, watched
 
 if TYPE_CHECKING:
     from agentkv.adapters.inject import Injector
+
+_STAYS = {"follow_redirects": False}
+"""The HTTP library would take what was added to another server."""
 
 
 def injecting_client(injector: Injector, **options: Any) -> Any:
@@ -31,11 +35,11 @@ def injecting_client(injector: Injector, **options: Any) -> Any:
                 return super().send(request, **how)
             over = Once(partial(injector.ended, request, extra))
             try:
-                flow = injector.flow(request, extra)
+                flow = injector.flow(request, extra, follows=_follows(self, how))
                 told = next(flow)
                 while True:
-                    response = super().send(told, **how)
-                    if response.status_code in REFUSED:
+                    response = super().send(told, **(how if told is request else how | _STAYS))
+                    if response.status_code in REFUSED or response.next_request is not None:
                         response.read()
                     try:
                         told = flow.send(response)
@@ -61,11 +65,11 @@ def injecting_async_client(injector: Injector, **options: Any) -> Any:
                 return await super().send(request, **how)
             over = Once(partial(injector.ended, request, extra))
             try:
-                flow = injector.flow(request, extra)
+                flow = injector.flow(request, extra, follows=_follows(self, how))
                 told = next(flow)
                 while True:
-                    response = await super().send(told, **how)
-                    if response.status_code in REFUSED:
+                    response = await super().send(told, **(how if told is request else how | _STAYS))
+                    if response.status_code in REFUSED or response.next_request is not None:
                         await response.aread()
                     try:
                         told = flow.send(response)
@@ -76,6 +80,12 @@ def injecting_async_client(injector: Injector, **options: Any) -> Any:
                 raise
 
     return Injecting(**options)
+
+
+def _follows(client: Any, how: Mapping[str, Any]) -> bool:
+    """Whether redirects of a request that is sent so are followed."""
+    said = how.get("follow_redirects")
+    return said if isinstance(said, bool) else bool(client.follow_redirects)
 
 
 async def _asked(injector: Injector, request: Any) -> Extra | None:
