@@ -241,6 +241,8 @@ class Prewarm:
                 self._sending = None
                 if sent and self._waits.get(session) is wait:
                     self._plan(session, wait)
+                elif not sent:
+                    wait.version = next(self._versions)  # what was planned meanwhile is not tried either
 
     def _due(self) -> tuple[str, Wait] | None:
         """The next session whose time has come; None when this was closed."""

@@ -137,7 +137,7 @@ def test_a_keep_alive_that_was_refused_is_the_sessions_last(hosted, monkeypatch)
                     model="claude-haiku-4-5", max_tokens=5, messages=[{"role": "user", "content": LONG}]
                 )
                 with kv.tool("sleep", expect_s=400):
-                    until(shorts)
+                    until(lambda: "keep-alive a: failed" in str(kv.stats()["reach"]))
                     time.sleep(0.5)
         assert 1 == shorts()
         assert [] == [fact for fact in facts if getattr(fact, "purpose", "") == "keep-alive"]
