@@ -18,8 +18,14 @@ from agentkv.adapters.watched import Once, watched
 if TYPE_CHECKING:
     from agentkv.adapters.inject import Injector
 
+_WAYS = ("proxy", "proxies", "transport", "mounts", "cert")
 _STAYS = {"follow_redirects": False}
 """The HTTP library would take what was added to another server."""
+
+
+def is_direct(options: Mapping[str, Any]) -> bool:
+    """Whether a client with these options reaches servers as anybody does; not through what its user chose for it."""
+    return options.get("verify", True) is True and all(options.get(name) is None for name in _WAYS)
 
 
 def injecting_client(injector: Injector, **options: Any) -> Any:

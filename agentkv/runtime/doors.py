@@ -81,22 +81,18 @@ class Doors:
         What it sends carries what its endpoint wants to be told of whoever is calling; your own fields and headers win.
         `options` are the HTTP library's own. Such calls are not billed here, see `AgentKV.record_call`. With `keep_alive`
         (for endpoints that are new from then on) a waiting prompt is sent again where that pays: to keep a cache that one
-        pays for, or to compute a context shortly before its tool ends; the task pays, within its budget.
+        pays for, or to compute a context shortly before its tool ends; the task pays, within its budget. With `proxy`,
+        `transport`, `mounts`, `cert` or `verify` nothing but your own requests goes to the endpoint.
         """
         from agentkv.adapters.inject import injecting_client
 
-        return injecting_client(self._spending(keep_alive).injector, **options)
+        return injecting_client(self.ways().injector_of(options, spends=keep_alive), **options)
 
     def async_http_client(self, *, keep_alive: bool = False, **options: Any) -> Any:
         """The same for `AsyncOpenAI`, ChatOpenAI's `http_async_client` and `AsyncAnthropic`."""
         from agentkv.adapters.inject import injecting_async_client
 
-        return injecting_async_client(self._spending(keep_alive).injector, **options)
-
-    def _spending(self, spends: bool) -> Ways:
-        ways = self.ways()
-        ways.spends = ways.spends or spends
-        return ways
+        return injecting_async_client(self.ways().injector_of(options, spends=keep_alive), **options)
 
     def ways(self) -> Ways:
         """The endpoints that calls go to. Closed for a closed AgentKV."""

@@ -1,7 +1,8 @@
 """Ways: every endpoint that calls of one AgentKV go to, each with its adapter, its queue of hints and its route.
 
 Covers the remote engine's own endpoint, and those that people's own clients call through `kv.http_client()`: they are
-found by the address of a request. Does not cover one endpoint's queue (`reach.py`) nor what its requests carry
+found by the address of a request. Where such a client has a way of its own there (a proxy, a transport, its own
+certificates), nothing but its requests goes to that server: no probe, no prewarm, no keep-alive. Does not cover one endpoint's queue (`reach.py`) nor what its requests carry
 (`routes.py`). An endpoint hears of sessions that it answered, the engine's own of all.
 """
 
@@ -9,16 +10,20 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
+from urllib.parse import urlsplit
+from urllib.request import getproxies, proxy_bypass
 
+from agentkv import log
 from agentkv.adapters.base import Extra
 from agentkv.adapters.found import Found
 from agentkv.adapters.inject import Injector, Place, model_of, origin_of, tokens_of, within_s
+from agentkv.adapters.inject_clients import is_direct
 from agentkv.adapters.prewarm import Prewarm
-from agentkv.adapters.probe import Endpoints, Known, origin
+from agentkv.adapters.probe import Endpoints, Known, origin, provider
 from agentkv.budget.facts import Fact, TaskFact
 from agentkv.clock import Clock
 from agentkv.core.hint import Hint, HintKind, SessionFacts
@@ -87,9 +92,26 @@ class Ways:
         self._closed = False
         self._hears = False
         self._endpoints = Endpoints(rates_folder().parent)
-        self.injector = Injector(
-            self._carries, on_refused=self._refused, ended=self._ended, may_wait=self._may_wait
-        )  # one for all: what a server does not take, nobody sends it again
+        self._proxied: dict[str, bool] = {}
+        self.injector = self._injector(direct=True)  # one for all: what a server does not take, nobody sends it again
+        self._indirect = self._injector(direct=False)
+
+    def _injector(self, *, direct: bool) -> Injector:
+        return Injector(
+            partial(self._carries, direct), on_refused=self._refused if direct else None,
+            ended=partial(self._ended, direct), may_wait=partial(self._may_wait, direct),
+        )  # fmt: skip
+
+    def injector_of(self, options: Mapping[str, Any], *, spends: bool) -> Injector:
+        """What adds fields to the requests of a client with these options; `spends`: it may be sent requests of ours."""
+        if is_direct(options):
+            self.spends = self.spends or spends
+            return self.injector
+        if spends:
+            log.warn_once(
+                "keep_alive_left_out", note="this client has a way of its own, and only its own requests go it"
+            )
+        return self._indirect
 
     def own(self, engine: Any) -> None:
         """`engine` is a remote one: its calls take this way, and its endpoint hears every hint."""
@@ -127,9 +149,9 @@ class Ways:
 
     # -- people's own clients
 
-    def _carries(self, request: Any) -> Extra | None:
+    def _carries(self, direct: bool, request: Any) -> Extra | None:
         who = self._caller()
-        way = self._way(request)
+        way = self._way(request, direct=direct)
         if way is None or who.task == UNATTRIBUTED:
             return None
         session = session_of(who)
@@ -141,15 +163,15 @@ class Ways:
         way.turn(HintKind.TURN_START, about)
         return extra
 
-    def _ended(self, request: Any, extra: Extra, tokens: int) -> None:
-        way = self._ways.get(origin_of(request))
+    def _ended(self, direct: bool, request: Any, extra: Extra, tokens: int) -> None:
+        way = self._ways.get(self._key(origin_of(request), direct=direct))
         if way is not None:
             if extra.owed:
                 way.found.ended(extra.session, tokens=tokens, cached_tokens=None)
             way.turn(HintKind.TURN_END, self._emitter.book.facts(extra.session))
 
-    def _may_wait(self, request: Any) -> bool:
-        way = self._ways.get(origin_of(request))
+    def _may_wait(self, direct: bool, request: Any) -> bool:
+        way = self._ways.get(self._key(origin_of(request), direct=direct))
         return way is None or way.found.may_wait
 
     def _refused(self, place: Place, names: frozenset[str]) -> None:
@@ -157,13 +179,26 @@ class Ways:
         if way is not None:
             way.found.refused(names, path=place.path, model=place.model)
 
-    def _way(self, request: Any) -> Way | None:
+    def _key(self, place: str, *, direct: bool) -> str:
+        """Where a server's way is kept: one for clients that reach it as anybody does, and one for all others."""
+        if direct and place not in self._proxied:
+            self._proxied[place] = is_proxied(place)
+        return place if direct and not self._proxied[place] else f"{place} (by its clients' own way)"
+
+    def _way(self, request: Any, *, direct: bool) -> Way | None:
         place = origin_of(request)
+        name = self._key(place, direct=direct)
         with self._lock:
-            way = self._ways.get(place)
+            way = self._ways.get(name)
             if way is None and len(self._ways) < MOST_WAYS and not self._closed:
-                scheme, _, key = request.headers.get("authorization", "").partition(" ")
-                way = self._ways[place] = self._made(place, api_key=key if scheme.lower() == "bearer" else "")
+                if name == place:
+                    scheme, _, key = request.headers.get("authorization", "").partition(" ")
+                    way = self._made(place, api_key=key if scheme.lower() == "bearer" else "")
+                else:
+                    way = self._made(
+                        place, api_key="", engine="off" if provider(place) is None else "auto", spends=_never
+                    )
+                self._ways[name] = way
                 self._emitter.subscribe(way.tell)
                 if not self._hears:
                     self._hears = True
@@ -210,6 +245,17 @@ class Ways:
         if strategy is not None and way.warm is None and not self._closed:
             way.warm = Prewarm(strategy=strategy, purse=self._purse, clock=self._clock, note=way.reach.note)
             way.route.keep = way.warm.keep
+
+
+def is_proxied(place: str) -> bool:
+    """Whether HTTP libraries reach this address through a proxy that the environment names."""
+    parts = urlsplit(place)
+    proxies = getproxies()
+    return bool(proxies.get(parts.scheme) or proxies.get("all")) and not proxy_bypass(parts.netloc.rstrip(":"))
+
+
+def _never() -> bool:
+    return False
 
 
 def _all(way: Way, hint: Hint) -> None:
