@@ -95,6 +95,7 @@ class Found:
         self._probe_priority = probe_priority
         self._lock = threading.Lock()
         self._adapter: Adapter | None = None
+        self._routing: Routing | None = None  # the same, if it is one: asking that costs as much as all the rest
         self._asked = engine == "off"
         self._again_s = 0.0
         self._pause_s = _FIRST_AGAIN_S
@@ -155,14 +156,14 @@ class Found:
         if not self._asked and self._again_s > 0:  # it did not answer; hints ask again, calls do not wait for it
             return None
         try:
-            routing = self._found()
+            self._found()
         except Unreachable:
             return None
-        return routing.carries(about) if isinstance(routing, Routing) else None
+        return None if self._routing is None else self._routing.carries(about)
 
     def ended(self, session: str, *, tokens: int, cached_tokens: int | None) -> None:
-        if isinstance(self._adapter, Routing):
-            self._adapter.ended(session, tokens=tokens, cached_tokens=cached_tokens)
+        if self._routing is not None:
+            self._routing.ended(session, tokens=tokens, cached_tokens=cached_tokens)
 
     def cached_by(self, usage: Usage) -> Mapping[str, int] | None:
         if isinstance(self._adapter, Telling):
@@ -207,6 +208,7 @@ class Found:
                 raise
             self._known = known
             self._adapter = adapter_for(known, self._base_url, api_key=self._key, clock=self._clock)
+            self._routing = self._adapter if isinstance(self._adapter, Routing) else None
             if known.engine == "vllm":
                 self._hits = Hits(self._server)
                 self._hits.start()

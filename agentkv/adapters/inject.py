@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 from collections.abc import Callable, Generator, Mapping
 from functools import lru_cache
 from typing import Any
@@ -47,6 +48,7 @@ def merged(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> dict[str, Any]
 
 
 Asked = Callable[[Any], Extra | None]
+Shape = Callable[[str, Mapping[str, Any]], Mapping[str, Any] | None]
 
 
 class Injector:
@@ -168,31 +170,43 @@ class Injector:
                 name: value for name, value in extra.headers.items()
                 if name not in request.headers and _HEADER.fullmatch(name) and _VALUE.fullmatch(value)
             }  # fmt: skip
-            content, marks = (None, frozenset[str]()) if extra.marks & unwanted else self._shaped(request, extra)
-            if not body and not headers and content is None:
+            shaped = None if extra.shape is None or extra.marks & unwanted else _shaped(request, extra.shape)
+            if not body and not headers and shaped is None:
                 return as_it_was
-            content = spliced(request.read() if content is None else content, body)
+            content = spliced(request.read(), body) if shaped is None else _whole(shaped, body)
             if content is None:
                 return as_it_was
-            kept = [(name, value) for name, value in request.headers.raw if name.lower() not in _OF_THE_BODY]
-            kept += [(name.encode(), value.encode()) for name, value in headers.items()]
-            made = type(request)(
-                request.method, request.url, headers=kept, content=content, extensions=request.extensions
-            )
-            return made, frozenset(body) | marks, place
+            return _made(request, content, headers), frozenset(body) | (extra.marks if shaped else frozenset()), place
         except Exception as error:
             log.failed("injection_failed", error=type(error).__name__)
             return as_it_was
 
-    def _shaped(self, request: Any, extra: Extra) -> tuple[bytes | None, frozenset[str]]:
-        """The body that the adapter makes of the user's, and the names that it brings; None where it changes nothing."""
-        if extra.shape is None:
-            return None, frozenset()
-        theirs = json.loads(request.read())
-        shaped = extra.shape(request.url.path, theirs) if isinstance(theirs, dict) else None
-        if shaped is None:
-            return None, frozenset()
-        return json.dumps(shaped, separators=(",", ":"), ensure_ascii=False).encode(), extra.marks
+
+def _shaped(request: Any, shape: Shape) -> Mapping[str, Any] | None:
+    """The body that the adapter makes of the user's; None where it changes nothing."""
+    theirs = json.loads(request.read())
+    return shape(request.url.path, theirs) if isinstance(theirs, dict) else None
+
+
+def _whole(shaped: Mapping[str, Any], ours: Mapping[str, Any]) -> bytes:
+    """A body that was parsed anyway, with our fields behind it: written once."""
+    whole = dict(shaped)
+    for name, value in ours.items():
+        whole[name] = merged({name: value}, {name: whole[name]})[name] if name in whole else value
+    return json.dumps(whole, separators=(",", ":"), ensure_ascii=False).encode()
+
+
+def _made(request: Any, content: bytes, headers: Mapping[str, str]) -> Any:
+    """The request with another body and more headers. By its stream: the library would read all headers a second time."""
+    kept = [(name, value) for name, value in request.headers.raw if name.lower() not in _OF_THE_BODY]
+    kept += [(name.encode(), value.encode()) for name, value in headers.items()]
+    kept.append((b"Content-Length", b"%d" % len(content)))
+    library = sys.modules[type(request).__module__.partition(".")[0]]
+    made = type(request)(
+        request.method, request.url, headers=kept, stream=library.ByteStream(content), extensions=request.extensions
+    )
+    made.read()
+    return made
 
 
 def spliced(content: bytes, ours: Mapping[str, Any]) -> bytes | None:
@@ -259,7 +273,7 @@ def model_of(request: Any) -> str:
 
 def tokens_of(request: Any) -> int:
     """About how many tokens its prompt has."""
-    return int(request.headers.get("content-length") or 0) // _BYTES_PER_TOKEN
+    return len(request.read()) // _BYTES_PER_TOKEN
 
 
 def within_s(request: Any) -> float | None:

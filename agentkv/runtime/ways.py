@@ -159,7 +159,7 @@ class Ways:
         book = self._emitter.book
         book.seen(session, who, model=model_of(request), tokens=tokens_of(request))
         about = book.facts(session, task=who.task)
-        extra = way.route.carries(replace(about, within_s=within_s(request)))
+        extra = way.route.carries(replace(about, within_s=within_s(request)) if way.found.may_wait else about)
         way.turn(HintKind.TURN_START, about)
         return extra
 

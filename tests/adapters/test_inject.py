@@ -152,6 +152,25 @@ def test_other_requests_are_left_alone():
         assert "x-session-id" not in server.asked[0].headers
 
 
+def test_fields_go_under_the_users_in_a_body_that_was_shaped_too(ask):
+    """Marks and fields of one adapter in one request: deep inside the user's own values win, and its length is told."""
+
+    def shape(path, body):
+        return {**body, "marked": path}
+
+    extra = Extra(body={"nvext": {"a": 1, "b": 1}, "id_slot": 1}, shape=shape, marks=frozenset({"marked"}))
+    with StrictServer(accepts=CHAT_FIELDS | {"nvext", "id_slot", "marked"}) as server:
+        assert "ok" == ask(server, extra, extra_body={"nvext": {"b": 2}})
+        (asked,) = server.asked
+    assert ({"a": 1, "b": 2}, 1, "/v1/chat/completions") == (
+        asked.body["nvext"],
+        asked.body["id_slot"],
+        asked.body["marked"],
+    )
+    assert MESSAGES == asked.body["messages"]
+    assert int(asked.headers["content-length"]) > len(json.dumps(MESSAGES))
+
+
 values = st.recursive(
     st.none() | st.booleans() | st.integers() | st.text(max_size=8),
     lambda inner: st.dictionaries(st.sampled_from(["a", "b", "id_slot"]), inner, max_size=3),
