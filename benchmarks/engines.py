@@ -2,33 +2,29 @@
 
 The engines' sections are in `engines_*.py`: llama.cpp, vLLM with our plug-in, Dynamo (all of them the real ones), and hosted
 caches by the price list. `dead_adapter_cost`: an agent's loop beside a server that hangs, against nobody to tell.
-`inject_us`: added fields and headers. A section whose engine is not installed is left out, with the reason under
+`inject_us`: added fields and headers (`engines_inject.py`). A section whose engine is not installed is left out, with the reason under
 `left_out`; `run.py` counts a bar whose figure is missing as short.
 """
 
 from __future__ import annotations
 
-import contextlib
 import importlib
-import json
 import socket
 import sys
 import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "examples"))
 
-import openai
 from common import arguments, emit, interleaved, say
 from engines_hosted import replay
+from engines_inject import injection
 
 from agentkv import AgentKV, Message, Request, ScriptedEngine
 from agentkv.adapters.found import Found
-from agentkv.adapters.inject import Extra, Injector
 from agentkv.clock import SystemClock
 from agentkv.runtime.reach import Reach
 
@@ -64,32 +60,6 @@ def dead_adapter(args) -> dict[str, object]:
     hanging.close()
     best = {name: min(values) for name, values in sides.items()}
     return {"dead_adapter_cost": best["dead"] / best["nobody"] - 1, "dead_adapter_s": best}
-
-
-def injection(args) -> dict[str, object]:
-    """Microseconds that added fields and headers cost a request, at a context of about 25k tokens; the best of many."""
-    messages = [{"role": "user", "content": "word " * 100} for _ in range(250)]
-    content = json.dumps({"model": "m", "messages": messages}).encode()
-    client = openai.DefaultHttpxClient()
-    request = client.build_request(
-        "POST", "http://x/v1/chat/completions", content=content, headers={"content-type": "application/json"}
-    )
-    injector = Injector()
-    extra = Extra(body={"id_slot": 1, "cache_salt": "a"}, headers={"X-Session-ID": "run-7"})
-    answer = SimpleNamespace(status_code=200)
-
-    def once() -> float:
-        began_s = time.perf_counter()
-        flow = injector.flow(request, extra)
-        next(flow)
-        with contextlib.suppress(StopIteration):
-            flow.send(answer)
-        return time.perf_counter() - began_s
-
-    spent = sorted(once() for _ in range(500))
-    client.close()
-    say(args, f"injection: median {spent[250] * 1e6:.0f} us, best {spent[0] * 1e6:.0f} us, {len(content)} bytes")
-    return {"inject_us": spent[0] * 1e6, "inject_us_median": spent[250] * 1e6, "inject_body_bytes": len(content)}
 
 
 def engine(name: str, args: Any) -> dict[str, object]:

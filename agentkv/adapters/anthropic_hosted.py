@@ -18,6 +18,7 @@ from agentkv.adapters.base import DeliveryReceipt, Extra, Outcome
 from agentkv.adapters.hosted_prices import cache_prices
 from agentkv.adapters.hosted_waits import HostedWaits, Kind
 from agentkv.adapters.keepalive import KeepingAlive
+from agentkv.adapters.replay import has_budget
 from agentkv.clock import Clock, SystemClock
 from agentkv.core.hint import Hint, HintKind, SessionFacts
 from agentkv.core.task import UNATTRIBUTED
@@ -29,6 +30,8 @@ FEWEST_TOKENS = 1024
 """A shorter prefix is not cached by any model."""
 TTL: dict[Mark, str] = {"short": "5m", "long": "1h"}
 MARK = "cache_control"
+_QUOTED_MARK = b'"cache_control"'
+_ROUTES = ("/v1/messages",)
 _CHARS_PER_TOKEN = 4
 _MARKABLE = ("text", "image", "document", "tool_use", "tool_result", "search_result")
 _MOST_SESSIONS = 4096
@@ -53,7 +56,15 @@ class AnthropicHosted:
         """Marks for the body; nothing for a caller of whom nothing is known."""
         if about.session == UNATTRIBUTED:
             return None
-        return Extra(shape=partial(self._marked, about.session), marks=frozenset((MARK,)))
+        return Extra(
+            routes=_ROUTES, shape=partial(self._marked, about.session), marks=frozenset((MARK,)),
+            saw=partial(self._saw, about.session),
+        )  # fmt: skip
+
+    def _saw(self, session: str, request: Any) -> None:
+        """It was taken; without marks where those were refused, too short, or the user's own affair: nothing to keep alive."""
+        if request.read().rfind(_QUOTED_MARK) < 0 and (waits := self._waits_of_session(session)) is not None:
+            waits.unmarked(session)
 
     def ended(self, session: str, *, tokens: int, cached_tokens: int | None) -> None:
         """Nothing was taken that had to be given back."""
@@ -61,11 +72,13 @@ class AnthropicHosted:
     def _marked(self, session: str, path: str, body: Mapping[str, Any]) -> Mapping[str, Any] | None:
         """The body with our marks; None where there is nothing to mark or the user marks it."""
         messages = body.get("messages")
-        if not path.endswith("/messages") or not isinstance(messages, list) or not messages or is_marked(body):
+        if not path.endswith(_ROUTES) or not isinstance(messages, list) or not messages or is_marked(body):
             return None
         model, tokens = str(body.get("model", "")), _size(body) // _CHARS_PER_TOKEN
         waits = self.waits_of(model)
-        choice = waits.call(session, _kind(messages), tokens=tokens, now_s=self._clock.now_s())
+        choice = waits.call(
+            session, _kind(messages), tokens=tokens, now_s=self._clock.now_s(), keepable=not has_budget(body)
+        )
         with self._lock:
             before = self._sessions.pop(session, (model, 0))
             self._sessions[session] = (model, len(messages))
@@ -164,9 +177,12 @@ def _stable(made: dict[str, Any], mark: Mapping[str, str]) -> bool:
     if blocks := _block(system, mark):
         made["system"] = blocks
         return True
-    tools = made.get("tools")
-    if isinstance(tools, list) and tools and isinstance(tools[-1], Mapping):
-        made["tools"] = [*tools[:-1], {**tools[-1], MARK: dict(mark)}]
+    tools = _list(made.get("tools"))
+    place = len(tools) - 1
+    while place >= 0 and isinstance(tools[place], Mapping) and tools[place].get("defer_loading"):
+        place -= 1  # it is not part of the prompt yet, and refused with a mark
+    if place >= 0 and isinstance(tools[place], Mapping):
+        made["tools"] = [*tools[:place], {**tools[place], MARK: dict(mark)}, *tools[place + 1 :]]
         return True
     return False
 
@@ -209,8 +225,8 @@ def _size(body: Mapping[str, Any]) -> int:
 def _chars(value: Any) -> int:
     if isinstance(value, str):
         return len(value)
-    if isinstance(value, Mapping):
-        return sum(_chars(part) for name, part in value.items() if name != "data")
+    if isinstance(value, dict):  # as JSON is parsed; asking for a Mapping takes five times as long
+        return sum([_chars(part) for name, part in value.items() if name != "data"])
     return sum(map(_chars, value)) if isinstance(value, list) else 0
 
 

@@ -118,8 +118,8 @@ class Extra:
     `priority` in the body goes out only where `priority_ok` says that this server was found to take it: a stock server
     refuses the whole request. `shape(path, body)` may give another body altogether, for marks inside of messages; it is
     asked with the parsed body (not to be changed in place) and None means that there is nothing to change. `marks` are
-    the names that it brings: refused by the server, it is not asked again. `paths`: fields of the body for requests to routes that end in a name
-    ("/responses"). `saw(request)` hears of the request as it was accepted. `session`: whose call it is. `owed`: whether the
+    the names that it brings: refused by the server several times running, it is not asked again. `paths`: fields of the body for requests to routes that end in a name
+    ("/responses"). `routes`: only requests to routes that end in one of these carry anything. `saw(request)` hears of the request as it was accepted. `session`: whose call it is. `owed`: whether the
     adapter gave it, and is to be told when the call is over.
     """
 
@@ -129,6 +129,7 @@ class Extra:
     shape: Callable[[str, Mapping[str, Any]], Mapping[str, Any] | None] | None = None
     marks: frozenset[str] = frozenset()
     paths: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    routes: tuple[str, ...] = ()
     saw: Callable[[Any], None] | None = None
     session: str = ""
     owed: bool = True

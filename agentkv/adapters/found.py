@@ -98,6 +98,7 @@ class Found:
         self._probe_priority = probe_priority
         self._lock = threading.Lock()
         self._adapter: Adapter | None = None
+        self._routing: Routing | None = None  # the same, if it is one: asking that costs as much as all the rest
         self._asked = engine == "off"
         self._again_s = 0.0
         self._pause_s = _FIRST_AGAIN_S
@@ -118,12 +119,12 @@ class Found:
     def patience_s(self) -> float:
         return PROBE_S if self._adapter is None else self._adapter.patience_s
 
-    def refused(self, names: frozenset[str]) -> None:
-        """The server does not take these fields: remembered where it says what it is, and still is that."""
+    def refused(self, names: frozenset[str], *, path: str = "", model: str = "") -> None:
+        """The server does not take these fields, for this path and model: remembered where it says what it is, and still is that."""
 
         def remembered() -> None:
             if self._endpoints is not None:
-                self._endpoints.refused(self._base_url, self._known, names)
+                self._endpoints.refused(self._base_url, self._known, names, path=path, model=model)
 
         if not self._look_soon(_MOST_AGAIN_S, then=remembered):
             remembered()
@@ -174,15 +175,15 @@ class Found:
         if not self._asked and self._again_s > 0:  # it did not answer; hints ask again, calls do not wait for it
             return None
         try:
-            routing = self._found()
+            self._found()
         except Unreachable:
             return None
         self._look_soon(AGE_S)
-        return routing.carries(about) if isinstance(routing, Routing) else None
+        return None if self._routing is None else self._routing.carries(about)
 
     def ended(self, session: str, *, tokens: int, cached_tokens: int | None) -> None:
-        if isinstance(self._adapter, Routing):
-            self._adapter.ended(session, tokens=tokens, cached_tokens=cached_tokens)
+        if self._routing is not None:
+            self._routing.ended(session, tokens=tokens, cached_tokens=cached_tokens)
 
     def cached_by(self, usage: Usage) -> Mapping[str, int] | None:
         if isinstance(self._adapter, Telling):
@@ -237,6 +238,7 @@ class Found:
     def _speak_as(self, known: Known) -> None:
         self._known, self._known_s = known, self._clock.now_s()
         self._adapter = adapter_for(known, self._base_url, api_key=self._key, clock=self._clock)
+        self._routing = self._adapter if isinstance(self._adapter, Routing) else None
         self._hits = Hits(self._server) if known.engine == "vllm" else None
         if self._hits is not None:
             self._hits.start()

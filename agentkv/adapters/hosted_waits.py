@@ -29,13 +29,18 @@ _MOST_GROWN = 2000
 
 @dataclass(slots=True)
 class _Known:
-    """A session's last call: when, how large, under which mark its prefix lives and since when; its waits so far."""
+    """A session's last call: when, how large, under which mark its prefix lives and since when; its waits so far.
+
+    `keepable`: whether it can be read once more without an answer. `refused`: that was tried, and the provider would not.
+    """
 
     at_s: float = 0.0
     tokens: int = 0
     calls: int = 0
     mark: Mark = "none"
     alive_until_s: float = 0.0
+    keepable: bool = True
+    refused: bool = False
     kinds: Counter[str] = field(default_factory=Counter)
 
 
@@ -61,10 +66,14 @@ class HostedWaits:
         with self._lock:
             return self._choose(session, self._of(session), live_tokens, new_tokens)
 
-    def call(self, session: str, kind: Kind, *, tokens: int, now_s: float) -> MarkChoice:
-        """A call of `tokens` follows a tool or a person: what came before is learnt, and its mark is chosen."""
+    def call(self, session: str, kind: Kind, *, tokens: int, now_s: float, keepable: bool = True) -> MarkChoice:
+        """A call of `tokens` follows a tool or a person: what came before is learnt, and its mark is chosen.
+
+        `keepable`: whether it could be sent once more without an answer.
+        """
         with self._lock:
             known = self._of(session)
+            known.keepable = keepable and not known.refused
             live = 0
             if known.at_s:
                 self._learn(session, known, kind, max(0.0, now_s - known.at_s))
@@ -78,10 +87,10 @@ class HostedWaits:
             return choice
 
     def expires_s(self, session: str) -> float | None:
-        """When the session's prefix expires; None where none is kept."""
+        """When the session's prefix expires; None where none is kept, or none can be read once more."""
         with self._lock:
             known = self._known.get(session)
-            return None if known is None or known.mark == "none" else known.alive_until_s
+            return None if known is None or known.mark == "none" or not known.keepable else known.alive_until_s
 
     def keep(self, session: str, *, now_s: float, forecast: Forecast | None = None) -> KeepAlive:
         """What to do just before the prefix expires: by the running tool's `forecast` (from now on), else as for a person."""
@@ -103,6 +112,20 @@ class HostedWaits:
             if known is not None:
                 known.alive_until_s = now_s + self.prices.lasts_s(known.mark)
 
+    def keep_refused(self, session: str) -> None:
+        """The provider did not take its keep-alive: there are none for this session any more."""
+        with self._lock:
+            known = self._known.get(session)
+            if known is not None:
+                known.keepable, known.refused = False, True
+
+    def unmarked(self, session: str) -> None:
+        """Its last call went without a mark after all."""
+        with self._lock:
+            known = self._known.get(session)
+            if known is not None:
+                known.mark, known.alive_until_s = "none", known.at_s
+
     def forget(self, session: str) -> None:
         """The session is over."""
         with self._lock:
@@ -122,7 +145,7 @@ class HostedWaits:
         ]
         return choose_mark(
             waits, self.prices, live_tokens=live_tokens, new_tokens=new_tokens, live_mark=known.mark,
-            keeps=self.keeps, growth_tokens=self._growth, calls_left=max(CALLS_LEFT, known.calls),
+            keeps=self.keeps and known.keepable, growth_tokens=self._growth, calls_left=max(CALLS_LEFT, known.calls),
         )  # fmt: skip
 
     def _of(self, session: str) -> _Known:

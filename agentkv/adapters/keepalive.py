@@ -26,7 +26,7 @@ class KeepingAlive:
         expires_s = None if known is None else known.expires_s(wait.about.session)
         if expires_s is None or expires_s <= now_s:
             return None
-        return Plan(due_s=expires_s - MARGIN_S, purpose="keep-alive")
+        return Plan(due_s=expires_s - MARGIN_S, purpose="keep-alive", fields={"max_tokens": 0})
 
     def ready(self, wait: Wait, now_s: float) -> str:
         known = self._waits(wait.about.session)
@@ -36,6 +36,12 @@ class KeepingAlive:
         if deed == "none":
             return "writing it again is cheaper"
         return ""
+
+    def refused(self, wait: Wait) -> None:
+        """What the provider does not take once it would not take again and again."""
+        known = self._waits(wait.about.session)
+        if known is not None:
+            known.keep_refused(wait.about.session)
 
     def sent(self, wait: Wait, began_s: float, seconds: float) -> None:  # noqa: ARG002
         known = self._waits(wait.about.session)

@@ -15,6 +15,7 @@ import secrets
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from math import inf
 from typing import Any
 
 from agentkv import log
@@ -184,17 +185,18 @@ class LlamaCpp:
     # -- calls
 
     def carries(self, about: SessionFacts) -> Extra | None:
-        fields = self.fields(about.session)
+        fields = self.fields(about.session, within_s=about.within_s)
         return Extra(body=fields) if fields else None
 
-    def fields(self, session: str) -> Mapping[str, Any]:
+    def fields(self, session: str, *, within_s: float | None = None) -> Mapping[str, Any]:
         """The slot of this session's next call, once its context is there; nothing where it takes any.
 
         Waits for the slot actions that this takes, and no longer than CALL_S; for a slot while others compute up to
-        `room_s`.
+        `room_s`; for all of it up to `within_s`.
         """
+        ends_s = self._clock.now_s() + (inf if within_s is None else within_s)
         try:
-            pool = self._connected_soon()
+            pool = self._connected_soon(CONNECT_S if within_s is None else min(CONNECT_S, within_s))
         except Unreachable:
             return {}
         with self._turn:
@@ -204,20 +206,25 @@ class LlamaCpp:
                 pool.disturb()  # it will take any slot that is idle
                 self._work.look_for_leaks(pool)
                 return {}
-            claim = self._claimed(pool, session)
+            claim = self._claimed(pool, session, ends_s)
             if claim is None:
                 pool.disturb()
                 return {}
             slot, steps = claim
             work = self._work.begin(pool, steps) if steps else None
-        if work is not None and (not work.over.wait(CALL_S) or work.lost is not None):
-            log.count("llamacpp_call_without_its_slot")
-            with self._turn:
-                pool.give_up(session)
-                pool.disturb()
-            return {}
+        there = work is None
+        try:
+            if work is not None:
+                there = work.over.wait(min(CALL_S, ends_s - self._clock.now_s())) and work.lost is None
+        finally:  # also where somebody interrupts the wait
+            if not there:
+                log.count("llamacpp_call_without_its_slot")
+                with self._turn:
+                    pool.give_up(session)
+                    pool.disturb()
         held = pool.sessions.get(session)
-        return {"id_slot": slot} if held is not None and held.slot == slot else {}  # a restart may have come between
+        there = there and held is not None and held.slot == slot  # a restart may have come between
+        return {"id_slot": slot} if there else {}
 
     def ended(self, session: str, *, tokens: int, cached_tokens: int | None) -> None:
         with self._turn:
@@ -232,7 +239,7 @@ class LlamaCpp:
                 self._work.begin(self._pool, steps)
             self._turn.notify_all()
 
-    def _claimed(self, pool: SlotPool, session: str) -> tuple[int, list[Step]] | None:
+    def _claimed(self, pool: SlotPool, session: str, ends_s: float) -> tuple[int, list[Step]] | None:
         """A slot for a call, and what must be done first; None where there is none for too long."""
         began_s, slept_s = self._clock.now_s(), 0.0
         self._waiting_calls += 1
@@ -243,7 +250,7 @@ class LlamaCpp:
                     break
                 self._work.look_for_leaks(pool)
                 most_s = min(self._room_s, CALL_S) if pool.moving else self._room_s
-                left_s = most_s - max(slept_s, self._clock.now_s() - began_s)
+                left_s = min(most_s, ends_s - began_s) - max(slept_s, self._clock.now_s() - began_s)
                 if self._closed or left_s <= 0:
                     return None
                 pause_s = min(left_s, _LOOK_S)
@@ -327,12 +334,12 @@ class LlamaCpp:
             raise Unreachable("/slots: no list of slots")
         return len(slots)
 
-    def _connected_soon(self) -> SlotPool:
+    def _connected_soon(self, within_s: float) -> SlotPool:
         """The same for a call: it does not ask again what somebody has just asked in vain."""
         if not self._counted and self._clock.now_s() < self._connects_s:
             raise Unreachable("not asked again yet")
         try:
-            return self._connected(CONNECT_S)
+            return self._connected(within_s)
         except Unreachable:
             self._connects_s = self._clock.now_s() + _CONNECT_AGAIN_S
             raise

@@ -2,7 +2,7 @@
 
 Covers `prompt_cache_key` (one for a task and its sub-agents: they share the beginning), `prompt_cache_options` and one
 breakpoint behind the instructions for gpt-5.6 and later, and the flex tier for what nobody waits for, where the price list
-has it. Not sent unless asked for: `prompt_cache_retention` for older models (it keeps prompts for a day), and the priority
+has it. The old completions know none of these. Not sent unless asked for: `prompt_cache_retention` for older models (it keeps prompts for a day), and the priority
 tier (it costs more). Keys are digests: a task's name does not leave this machine.
 """
 
@@ -10,7 +10,10 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Mapping, Sequence
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from agentkv.adapters.base import DeliveryReceipt, Extra, Outcome
@@ -27,8 +30,10 @@ SHORT_S, LONG_S = 1800.0, 43_200.0
 """The two lifetimes of its options, "30m" and "12h"; only Responses take the second."""
 BREAKPOINT = "prompt_cache_breakpoint"
 _GENERATION = re.compile(r"(?:.*/)?gpt-(\d+)(?:\.(\d+))?(?=$|[-@:])")
+_CACHED_ROUTES = ("/chat/completions", "/responses")
 _STABLE_ROLES = ("system", "developer")
 _LOW = 0
+_MOST_SESSIONS = 4096
 
 
 class OpenAIHosted:
@@ -52,6 +57,8 @@ class OpenAIHosted:
         self._long_retention = long_retention
         self._waits: dict[str, HostedWaits] = {}
         self._ended_s: dict[str, tuple[str, float, str]] = {}
+        self._lock = threading.Lock()
+        self._responses: OrderedDict[str, None] = OrderedDict()  # sessions whose last call was one
 
     def carries(self, about: SessionFacts) -> Extra | None:
         """Fields for the next call; nothing for a caller of whom nothing is known."""
@@ -67,10 +74,14 @@ class OpenAIHosted:
             body["prompt_cache_options"] = {"ttl": "30m"}
             if self._is_long(about):
                 paths["/responses"] = {"prompt_cache_options": {"ttl": "12h"}}
-            return Extra(body=body, paths=paths, shape=broken, marks=frozenset((BREAKPOINT,)))
+            marks = frozenset((BREAKPOINT,))
+            return Extra(
+                body=body, paths=paths, routes=_CACHED_ROUTES, shape=broken, marks=marks,
+                saw=partial(self._saw, about.session) if about.purpose == "answer" else None,
+            )  # fmt: skip
         if self._long_retention and generation > (_LOW, _LOW):
             body["prompt_cache_retention"] = "24h"
-        return Extra(body=body)
+        return Extra(body=body, routes=_CACHED_ROUTES)
 
     def ended(self, session: str, *, tokens: int, cached_tokens: int | None) -> None:
         """Nothing was taken that had to be given back."""
@@ -93,9 +104,18 @@ class OpenAIHosted:
     def _waits_of(self, model: str) -> HostedWaits:
         return self._waits.setdefault(model, HostedWaits(cache_prices(model, short_s=SHORT_S, long_s=LONG_S)))
 
+    def _saw(self, session: str, request: Any) -> None:
+        """The session's last call was taken."""
+        with self._lock:
+            self._responses.pop(session, None)
+            if request.url.path.endswith("/responses"):
+                self._responses[session] = None
+            while len(self._responses) > _MOST_SESSIONS:
+                self._responses.popitem(last=False)
+
     def strategy(self) -> PreparesResponses:
-        """Responses can prepare a cache without an answer."""
-        return PreparesResponses()
+        """Responses can prepare a cache without an answer; chats cannot."""
+        return PreparesResponses(responds=lambda session: session in self._responses)
 
     # -- hints
 
@@ -113,6 +133,7 @@ class OpenAIHosted:
                 self._waits_of(known).learn(session, "tool" if kind == "tool" else "person", max(0.0, now_s - at_s))
             case HintKind.SESSION_END:
                 self._ended_s.pop(session, None)
+                self._responses.pop(session, None)
         return DeliveryReceipt(
             adapter=self.name, hint=hint.id, kind=str(hint.kind), session=session, outcome=Outcome.ADVISORY,
             detail="goes with the next request",
@@ -129,20 +150,33 @@ class OpenAIHosted:
 
 
 class PreparesResponses:
-    """Prepares a Responses prompt again where the wait is longer than its cache lives: once, at the low quantile."""
+    """Prepares a Responses prompt again where the wait is longer than its cache lives: once, at the low quantile.
+
+    `responds(session)`: whether the session's last call was to Responses.
+    """
+
+    def __init__(self, *, responds: Callable[[str], bool]) -> None:
+        self._responds = responds
 
     def plan(self, wait: Wait, now_s: float) -> Plan | None:
         forecast = wait.forecast(now_s)
         if forecast is None or wait.sent or generation_of(wait.about.model) < OPTIONS_FROM:
             return None
+        if not self._responds(wait.about.session):
+            return None
         due_s = now_s + forecast.quantile_s(0.1) - 5.0
-        return Plan(due_s=due_s) if due_s > wait.since_s + SHORT_S else None
+        if due_s <= wait.since_s + SHORT_S:
+            return None
+        return Plan(due_s=due_s, fields={"prompt_cache_options": {"prewarm": True}})
 
     def ready(self, wait: Wait, now_s: float) -> str:  # noqa: ARG002
         return ""
 
     def sent(self, wait: Wait, began_s: float, seconds: float) -> None:
         """Once is enough."""
+
+    def refused(self, wait: Wait) -> None:
+        """The next wait has another request."""
 
 
 def key_of(about: SessionFacts) -> str:

@@ -13,8 +13,9 @@ from functools import lru_cache
 from typing import Any
 from urllib.parse import SplitResult, quote, urlsplit
 
-MODEL_CALLS = ("/chat/completions", "/completions", "/responses", "/messages")
-"""Routes of model calls, as their paths end. Azure's differ in what stands before: `/openai/deployments/NAME`."""
+MODEL_CALLS = ("/chat/completions", "/completions", "/responses", "/v1/messages")
+"""Routes of model calls, as their paths end: not everything that ends in "messages", such as a thread's. Azure's differ in what
+stands before: `/openai/deployments/NAME`."""
 OWN_NAMES = ("localhost", "local", "internal", "home.arpa")
 """Ends of names that no public host has."""
 _PORTS = {"http": 80, "https": 443}

@@ -31,6 +31,7 @@ MOST_LOAD_S = 30.0
 SOONEST_S = 1.0
 """A context that was used so short a time ago is still there."""
 WITHIN_S = 60.0
+_REFUSED = (400, 422)
 
 
 class Purse(Protocol):
@@ -47,7 +48,7 @@ class Purse(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """When to send, and what for; `fields` go on top of the shortened body."""
+    """When to send, and what for; `fields` say how this server is told to write nothing (else it writes one token)."""
 
     due_s: float
     purpose: str = "prewarm"
@@ -69,10 +70,14 @@ class Strategy(Protocol):
         """It was sent at `began_s`, and answered `seconds` later."""
         ...
 
+    def refused(self, wait: Wait) -> None:
+        """It was sent, and the server did not take it (400, 422)."""
+        ...
+
 
 @dataclass(slots=True, kw_only=True)
 class Wait:
-    """What a session waits for: calls with their start and whole duration. `sent`: how often it was sent in this wait."""
+    """What a session waits for: calls with their start and whole duration. `sent`: how often it was sent in this wait. `plan`: for the next time."""
 
     about: SessionFacts
     since_s: float
@@ -80,6 +85,7 @@ class Wait:
     sent: int = 0
     last_s: float = 0.0
     version: int = 0
+    plan: Plan | None = None
 
     def forecast(self, now_s: float) -> Forecast | None:
         """How long it will still take; None without a tool."""
@@ -112,6 +118,9 @@ class Prewarming:
 
     def sent(self, wait: Wait, began_s: float, seconds: float) -> None:  # noqa: ARG002
         self.took(wait.about.tokens, seconds)
+
+    def refused(self, wait: Wait) -> None:
+        """The next wait has another request."""
 
     def took(self, tokens: int, seconds: float) -> None:
         """A prewarm of so many tokens took so long."""
@@ -203,7 +212,7 @@ class Prewarm:
         except Exception as error:
             log.failed("prewarm_failed", error=repr(error))
             return
-        wait.version = next(self._versions)
+        wait.version, wait.plan = next(self._versions), plan
         if plan is None or self._closed:
             return
         heapq.heappush(self._heap, (plan.due_s, wait.version, session))
@@ -232,6 +241,8 @@ class Prewarm:
                 self._sending = None
                 if sent and self._waits.get(session) is wait:
                     self._plan(session, wait)
+                elif not sent:
+                    wait.version = next(self._versions)  # what was planned meanwhile is not tried either
 
     def _due(self) -> tuple[str, Wait] | None:
         """The next session whose time has come; None when this was closed."""
@@ -249,8 +260,7 @@ class Prewarm:
     def _send(self, session: str, wait: Wait, sending: Sending) -> bool:
         """Whether it was sent and answered; otherwise it is not tried again in this wait."""
         about, now_s = wait.about, self._clock.now_s()
-        plan = self._strategy.plan(wait, now_s)
-        kept = self.keep.get(session)
+        plan, kept = wait.plan, self.keep.get(session)
         wait.sent, wait.last_s = wait.sent + 1, now_s
         purpose = "prewarm" if plan is None else plan.purpose
         if kept is None:
@@ -269,6 +279,8 @@ class Prewarm:
             status, error = "ok", ""
         except (Unreachable, ValueError, TypeError) as caught:
             answer, status, error = {}, "aborted" if sending.cancelled else "failed", str(caught)
+            if isinstance(caught, Unreachable) and caught.status in _REFUSED:
+                self._strategy.refused(wait)
         finally:
             gives_back()
         seconds = self._clock.now_s() - now_s

@@ -30,7 +30,9 @@ PRIORITY_S = 20.0
 """How long the request that asks for a priority may take: a busy server answers late."""
 KEPT_S = 86_400.0
 MOST_ENDPOINTS = 256
-SCHEMA = "agentkv.endpoints/1"
+MOST_REFUSED = 64
+"""Fields of one endpoint that it refused, each for a route and a model; the oldest is asked again."""
+SCHEMA = "agentkv.endpoints/2"
 _NOT_YET = (502, 503, 504)
 """A server that loads its model, or whose gateway has none yet."""
 _LARGEST_BYTES = 1 << 18
@@ -40,13 +42,13 @@ PROVIDERS = {"openai.com": "openai", "anthropic.com": "anthropic"}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Known:
-    """What is known of an endpoint: `priority` None where it was not asked; `refused` fields are not sent again."""
+    """What is known of an endpoint: `priority` None where it was not asked; `refused` (path, model, field) are not sent again."""
 
     engine: str = ""
     version: str = ""
     models: tuple[str, ...] = ()
     priority: bool | None = None
-    refused: tuple[str, ...] = ()
+    refused: tuple[tuple[str, str, str], ...] = ()
     at_s: float = 0.0
 
     def same(self, other: Known) -> bool:
@@ -181,15 +183,16 @@ class Endpoints:
                 self._put(where, known)
         return known
 
-    def refused(self, base_url: str, known: Known, names: frozenset[str]) -> None:
-        """The server does not take these fields."""
+    def refused(self, base_url: str, known: Known, names: frozenset[str], *, path: str = "", model: str = "") -> None:
+        """The server does not take these fields, for this path and model."""
         if not known.engine:
             return  # of a server that says nothing of itself nothing holds tomorrow
         where = place(base_url)
         with self._lock:
             before = self._all().get(where)
         base = before if before is not None and before.same(known) else known
-        self._put(where, replace(base, refused=tuple(sorted({*base.refused, *names})), at_s=self._now_s()))
+        refused = dict.fromkeys([*base.refused, *((path, model, name) for name in sorted(names))])
+        self._put(where, replace(base, refused=tuple(refused)[-MOST_REFUSED:], at_s=self._now_s()))
 
     def _put(self, where: str, known: Known) -> None:
         with self._lock:
@@ -239,6 +242,6 @@ def _known(entry: Mapping[str, Any]) -> Known:
     priority = entry.get("priority")
     return Known(
         engine=str(entry["engine"]), version=str(entry["version"]), models=tuple(map(str, entry["models"])),
-        priority=priority if isinstance(priority, bool) else None, refused=tuple(map(str, entry["refused"])),
+        priority=priority if isinstance(priority, bool) else None, refused=tuple((str(path), str(model), str(name)) for path, model, name in entry["refused"]),
         at_s=float(entry["at_s"]),
     )  # fmt: skip

@@ -83,25 +83,35 @@ class Keep:
 
 
 def shortened(kept: Kept, *, fields: Mapping[str, Any] | None = None) -> bytes:
-    """The same prompt with next to nothing to answer; `fields` come on top. Raises ValueError or TypeError for what is no JSON object.
+    """The same prompt with next to nothing to answer. Raises ValueError or TypeError for what has no such form.
 
-    Anthropic's route fills its cache with a maximum of 0; Responses have an option for that; elsewhere one token is the
-    least that every server takes.
+    `fields`: how this server is told to write nothing; without them one token, which is the least that every server takes.
     """
     body = json.loads(kept.body)
     if not isinstance(body, dict):
         raise TypeError("no JSON object")
     for name in _LEFT_OUT:
         body.pop(name, None)
-    if kept.path.endswith("/messages"):
-        body["max_tokens"] = 0
-    elif kept.path.endswith("/responses"):
-        body["prompt_cache_options"] = {**(body.get("prompt_cache_options") or {}), "prewarm": True}
-    else:
-        name = "max_completion_tokens" if "max_completion_tokens" in body else "max_tokens"
-        body[name] = 1
+    if kept.path.endswith("/messages") and has_budget(body):
+        raise ValueError("it thinks with a budget, and the answer must have room for that")
+    for name, value in (fields or {_longest(kept.path, body): 1}).items():
+        before = body.get(name)
+        body[name] = {**before, **value} if isinstance(before, Mapping) and isinstance(value, Mapping) else value
     body["stream"] = False
-    return json.dumps(body | dict(fields or {}), separators=(",", ":"), ensure_ascii=False).encode()
+    return json.dumps(body, separators=(",", ":"), ensure_ascii=False).encode()
+
+
+def _longest(path: str, body: Mapping[str, Any]) -> str:
+    """The field that says how long the answer may be."""
+    if path.endswith("/responses"):
+        return "max_output_tokens"
+    return "max_completion_tokens" if "max_completion_tokens" in body else "max_tokens"
+
+
+def has_budget(body: Mapping[str, Any]) -> bool:
+    """Whether a body of Anthropic's asks for thoughts with a budget, which must be less than the longest answer."""
+    thinking = body.get("thinking")
+    return isinstance(thinking, Mapping) and (thinking.get("type") == "enabled" or "budget_tokens" in thinking)
 
 
 class Sending:

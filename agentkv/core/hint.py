@@ -56,6 +56,7 @@ class SessionFacts:
     `parent`: the session that it was sent from. `turn` counts its calls, `tokens` is its context after the last one.
     `priority` is -100..100, higher is more important. `osl`: output tokens to expect, None before a first answer.
     `load_s`: how long its context takes to compute anew, None where no call has shown it. `purpose`: of the call.
+    `within_s`: so long the call may be held up before it is sent, None for as long as the engine's adapter thinks fit.
     """
 
     session: str
@@ -69,6 +70,7 @@ class SessionFacts:
     osl: int | None = None
     load_s: float | None = None
     purpose: str = "answer"
+    within_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

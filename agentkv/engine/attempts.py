@@ -17,6 +17,7 @@ from agentkv.engine.bounded import bound
 
 _ASKED_AGAIN = frozenset({400, 422})
 _FOREVER_S = 86_400.0
+_STAYS = {"follow_redirects": False}
 _NOT_SENT = frozenset({"ConnectError", "ConnectTimeout", "PoolTimeout", "UnsupportedProtocol", "ProxyError"})
 repeating: ContextVar[Callable[[bool], None] | None] = ContextVar("agentkv_repeating", default=None)
 """Called before a call that was submitted here is tried again (True: the try before may have been paid for); what it
@@ -46,7 +47,8 @@ def noting_async_client(
 
     For a streamed answer an attempt has succeeded when the headers are there. Before it sends a call again it asks
     `refuses` (on a thread); a text is why not, and the call fails with it. `flow(request)` may take part in each attempt:
-    a generator that yields the requests to send instead, is sent their responses, and returns the one that counts.
+    a generator that yields the requests to send instead, is sent their responses, and returns the one that counts. Redirects
+    of the requests that it made itself are its own affair.
     """
     import asyncio  # 20 ms that `import agentkv` must not pay
 
@@ -61,8 +63,8 @@ def noting_async_client(
                 return await self._noted(request, **options)
             told = next(steps)
             while True:
-                response = await self._noted(told, **options)
-                if response.status_code in _ASKED_AGAIN:
+                response = await self._noted(told, **(options if told is request else options | _STAYS))
+                if response.status_code in _ASKED_AGAIN or response.next_request is not None:
                     await response.aread()
                 try:
                     told = steps.send(response)

@@ -166,7 +166,7 @@ class RemoteEngine:
     @property
     def endpoint(self) -> Mapping[str, Any]:
         """Where the server is and what may be done there, for whoever else speaks to it; holds the key."""
-        return {"base_url": self._base_url, "api_key": self._key, **self._reach}
+        return {"base_url": self._base_url, "api_key": self._key, "timeout_s": self._timeout_s, **self._reach}
 
     # -- Engine
 

@@ -20,6 +20,7 @@ from agentkv.runtime.emit import Emitter
 from agentkv.runtime.sampled import Sampled
 
 if TYPE_CHECKING:
+    from agentkv.adapters.inject import Injector
     from agentkv.runtime.agentkv import AgentKV
     from agentkv.runtime.ways import Ways
     from agentkv.server.stalls import Stalls
@@ -82,12 +83,13 @@ class Doors:
         What it sends carries what its endpoint wants to be told of whoever is calling; your own fields and headers win.
         `options` are the HTTP library's own. Such calls are not billed here, see `AgentKV.record_call`. With `keep_alive`
         (for endpoints that are new from then on) a waiting prompt is sent again where that pays: to keep a cache that one
-        pays for, or to compute a context shortly before its tool ends; the task pays, within its budget.
+        pays for, or to compute a context shortly before its tool ends; the task pays, within its budget. With `proxy`,
+        `transport`, `mounts`, `cert` or `verify` nothing but your own requests goes to the endpoint.
         `speaks` says what is at public addresses, which are never asked: `{"https://llm.example.com/v1": "vllm"}`, or "ask".
         """
         from agentkv.adapters.inject import injecting_client
 
-        return injecting_client(self._told(keep_alive, speaks).injector, **options)
+        return injecting_client(self._injector(keep_alive, speaks, options), **options)
 
     def async_http_client(
         self, *, keep_alive: bool = False, speaks: Mapping[str, str] | None = None, **options: Any
@@ -95,13 +97,12 @@ class Doors:
         """The same for `AsyncOpenAI`, ChatOpenAI's `http_async_client` and `AsyncAnthropic`."""
         from agentkv.adapters.inject import injecting_async_client
 
-        return injecting_async_client(self._told(keep_alive, speaks).injector, **options)
+        return injecting_async_client(self._injector(keep_alive, speaks, options), **options)
 
-    def _told(self, spends: bool, speaks: Mapping[str, str] | None) -> Ways:
+    def _injector(self, spends: bool, speaks: Mapping[str, str] | None, options: Mapping[str, Any]) -> Injector:
         ways = self.ways()
-        ways.spends = ways.spends or spends
         ways.name(speaks or {})
-        return ways
+        return ways.injector_of(options, spends=spends)
 
     def ways(self) -> Ways:
         """The endpoints that calls go to. Closed for a closed AgentKV."""

@@ -32,10 +32,15 @@ class Carried:
 
 
 class Route:
-    """Implements `engine.remote.Routing` over one adapter. Thread-safe."""
+    """Implements `engine.remote.Routing` over one adapter. Thread-safe. `within_s`: the time-out of its engine's calls."""
 
-    def __init__(self, adapter: Any, *, book: SessionBook | None = None, injector: Injector | None = None) -> None:
+    def __init__(
+        self, adapter: Any, *, book: SessionBook | None = None, injector: Injector | None = None,
+        within_s: float | None = None,
+    ) -> None:  # fmt: skip
+        self._within_s = within_s
         self._adapter = adapter
+        self._routing = adapter if isinstance(adapter, Routing) else None
         self._book = book or SessionBook()
         self._injector = injector or Injector()
         self.keep: Keep | None = None
@@ -67,7 +72,7 @@ class Route:
             self.running += 1
         about = replace(
             self._book.facts(session, task=request.caller.task, purpose=request.purpose),
-            model=model, priority=PRIORITIES[request.priority],
+            model=model, priority=PRIORITIES[request.priority], within_s=self._within_s,
         )  # fmt: skip
         return Carried(session=session, extra=self.carries(about))
 
@@ -83,10 +88,10 @@ class Route:
         with self._lock:
             self.running -= 1
         try:
-            if carried.extra is not None and carried.extra.owed and isinstance(self._adapter, Routing):
+            if carried.extra is not None and carried.extra.owed and self._routing is not None:
                 tokens = 0 if usage is None else usage.total_tokens
                 cached = None if usage is None else usage.cached_tokens
-                self._adapter.ended(carried.session, tokens=tokens, cached_tokens=cached)
+                self._routing.ended(carried.session, tokens=tokens, cached_tokens=cached)
             if usage is not None and isinstance(self._adapter, Telling):
                 return self._adapter.cached_by(usage)
         except Exception as error:
@@ -96,16 +101,18 @@ class Route:
     def carries(self, about: SessionFacts) -> Extra | None:
         """What a call of this session is to carry. Never raises."""
         extra: Extra | None = None
-        if isinstance(self._adapter, Routing):
+        if self._routing is not None:
             try:
-                extra = self._adapter.carries(about)
+                extra = self._routing.carries(about)
             except Exception as error:
                 log.failed("routing_failed", error=repr(error))
         keep = self.keep
         if keep is not None and about.purpose == "answer" and about.task != UNATTRIBUTED:
             saw = None if extra is None else extra.saw
             extra = replace(extra or Extra(owed=False), saw=partial(_kept, keep, about.session, saw))
-        return None if extra is None else replace(extra, session=about.session)
+        if extra is None or extra.session == about.session:
+            return extra
+        return replace(extra, session=about.session)
 
 
 def _kept(keep: Keep, session: str, saw: Callable[[Any], None] | None, request: Any) -> None:

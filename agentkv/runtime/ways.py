@@ -1,7 +1,8 @@
 """Ways: every endpoint that calls of one AgentKV go to, each with its adapter, its queue of hints and its route.
 
 Covers the remote engine's own endpoint, and those that people's own clients call through `kv.http_client()`: they are
-found by the address of a request. Does not cover one endpoint's queue (`reach.py`) nor what its requests carry
+found by the address of a request. Where such a client has a way of its own there (a proxy, a transport, its own
+certificates), nothing but its requests goes to that server: no probe, no prewarm, no keep-alive. Does not cover one endpoint's queue (`reach.py`) nor what its requests carry
 (`routes.py`). An endpoint hears of sessions that it answered, the engine's own of all.
 """
 
@@ -10,13 +11,17 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
+from urllib.parse import urlsplit
+from urllib.request import getproxies, proxy_bypass
 
+from agentkv import log
 from agentkv.adapters.base import Extra
 from agentkv.adapters.found import Found, checked
-from agentkv.adapters.inject import Injector, model_of, tokens_of
+from agentkv.adapters.inject import Injector, Place, model_of, tokens_of, within_s
+from agentkv.adapters.inject_clients import is_direct
 from agentkv.adapters.places import place, place_of
 from agentkv.adapters.prewarm import Prewarm
 from agentkv.adapters.probe import Endpoints, Known, provider
@@ -89,9 +94,26 @@ class Ways:
         self._closed = False
         self._hears = False
         self._endpoints = Endpoints(rates_folder().parent)
-        self.injector = Injector(
-            self._carries, on_refused=self._refused, ended=self._ended, may_wait=self._may_wait
-        )  # one for all: what a server does not take, nobody sends it again
+        self._proxied: dict[str, bool] = {}
+        self.injector = self._injector(direct=True)  # one for all: what a server does not take, nobody sends it again
+        self._indirect = self._injector(direct=False)
+
+    def _injector(self, *, direct: bool) -> Injector:
+        return Injector(
+            partial(self._carries, direct), on_refused=self._refused if direct else None,
+            ended=partial(self._ended, direct), may_wait=partial(self._may_wait, direct),
+        )  # fmt: skip
+
+    def injector_of(self, options: Mapping[str, Any], *, spends: bool) -> Injector:
+        """What adds fields to the requests of a client with these options; `spends`: it may be sent requests of ours."""
+        if is_direct(options):
+            self.spends = self.spends or spends
+            return self.injector
+        if spends:
+            log.warn_once(
+                "keep_alive_left_out", note="this client has a way of its own, and only its own requests go it"
+            )
+        return self._indirect
 
     def name(self, speaks: Mapping[str, str]) -> None:
         """What is at these addresses, where it is not asked, or asked in vain. Raises ConfigError for no engine's name."""
@@ -111,6 +133,7 @@ class Ways:
             engine=about.get("engine", "auto"),
             probe=about.get("probe", False),
             spends=lambda: bool(about.get("prewarm", False)),
+            within_s=about.get("timeout_s"),
         )
         self._ways[where] = self._own = way
         engine.routing = way.route
@@ -135,9 +158,9 @@ class Ways:
 
     # -- people's own clients
 
-    def _carries(self, request: Any) -> Extra | None:
+    def _carries(self, direct: bool, request: Any) -> Extra | None:
         who = self._caller()
-        way = self._way(request)
+        way = self._way(request, direct=direct)
         if way is None or who.task == UNATTRIBUTED:
             return None
         session = session_of(who)
@@ -145,38 +168,48 @@ class Ways:
         book = self._emitter.book
         book.seen(session, who, model=model_of(request), tokens=tokens_of(request))
         about = book.facts(session, task=who.task)
-        extra = way.route.carries(about)
+        extra = way.route.carries(replace(about, within_s=within_s(request)) if way.found.may_wait else about)
         way.turn(HintKind.TURN_START, about)
         return extra
 
-    def _ended(self, request: Any, extra: Extra, tokens: int, cached_tokens: int | None) -> None:
-        way = self._ways.get(place_of(request))
+    def _ended(self, direct: bool, request: Any, extra: Extra, tokens: int, cached_tokens: int | None) -> None:
+        way = self._ways.get(self._key(place_of(request), direct=direct))
         if way is not None:
             if extra.owed:
                 way.found.ended(extra.session, tokens=tokens, cached_tokens=cached_tokens)
             way.turn(HintKind.TURN_END, self._emitter.book.facts(extra.session))
 
-    def _may_wait(self, request: Any) -> bool:
-        way = self._ways.get(place_of(request))
+    def _may_wait(self, direct: bool, request: Any) -> bool:
+        way = self._ways.get(self._key(place_of(request), direct=direct))
         return way is None or way.found.may_wait
 
-    def _refused(self, where: str, names: frozenset[str]) -> None:
-        way = self._ways.get(where)
+    def _refused(self, at: Place, names: frozenset[str]) -> None:
+        way = self._ways.get(at.origin)
         if way is not None:
-            way.found.refused(names)
+            way.found.refused(names, path=at.path, model=at.model)
 
-    def _way(self, request: Any) -> Way | None:
+    def _key(self, where: str, *, direct: bool) -> str:
+        """Where a server's way is kept: one for clients that reach it as anybody does, and one for all others."""
+        if direct and where not in self._proxied:
+            self._proxied[where] = is_proxied(where)
+        return where if direct and not self._proxied[where] else f"{where} (by its clients' own way)"
+
+    def _way(self, request: Any, *, direct: bool) -> Way | None:
         where = place_of(request)
+        name = self._key(where, direct=direct)
         with self._lock:
-            way = self._ways.get(where)
-            speaks = self._names.get(where, "auto")
-            if way is None and speaks == "auto" and provider(where) == "":
+            way = self._ways.get(name)
+            speaks, hosted = self._names.get(where, "auto"), provider(where)
+            if way is None and speaks == "auto" and hosted == "":
                 return None  # nobody whom we could tell anything
             if way is None and len(self._ways) < MOST_WAYS and not self._closed:
-                scheme, _, key = request.headers.get("authorization", "").partition(" ")
-                way = self._ways[where] = self._made(
-                    where, api_key=key if scheme.lower() == "bearer" else "", engine=speaks
-                )
+                if name == where:
+                    scheme, _, key = request.headers.get("authorization", "").partition(" ")
+                    way = self._made(where, api_key=key if scheme.lower() == "bearer" else "", engine=speaks)
+                else:  # what would have to be asked is not known
+                    unasked = speaks if speaks not in ("auto", "ask") else "auto" if hosted else "off"
+                    way = self._made(where, api_key="", engine=unasked, spends=_never)
+                self._ways[name] = way
                 self._emitter.subscribe(way.tell)
                 if not self._hears:
                     self._hears = True
@@ -200,17 +233,18 @@ class Ways:
         engine: str = "auto",
         probe: bool = False,
         spends: Callable[[], bool] | None = None,
+        within_s: float | None = None,
     ) -> Way:
         found = Found(
             where, api_key=api_key, clock=self._clock, engine=engine, endpoints=self._endpoints, probe_priority=probe
         )
-        route = Route(found, book=self._emitter.book, injector=self.injector)
+        route = Route(found, book=self._emitter.book, injector=self.injector, within_s=within_s)
         way = Way(found=found, reach=Reach(found, clock=self._clock), route=route)
 
         def known(what: Known) -> None:
             self.injector.forget(where)
-            if what.refused:
-                self.injector.refuse(where, frozenset(what.refused))
+            for path, model, name in what.refused:
+                self.injector.refuse(where, frozenset((name,)), path=path, model=model)
             if self.spends if spends is None else spends():
                 self._warms(way)
 
@@ -223,6 +257,17 @@ class Ways:
         if strategy is not None and way.warm is None and not self._closed:
             way.warm = Prewarm(strategy=strategy, purse=self._purse, clock=self._clock, note=way.reach.note)
             way.route.keep = way.warm.keep
+
+
+def is_proxied(place: str) -> bool:
+    """Whether HTTP libraries reach this address through a proxy that the environment names."""
+    parts = urlsplit(place)
+    proxies = getproxies()
+    return bool(proxies.get(parts.scheme) or proxies.get("all")) and not proxy_bypass(parts.netloc.rstrip(":"))
+
+
+def _never() -> bool:
+    return False
 
 
 def _all(way: Way, hint: Hint) -> None:

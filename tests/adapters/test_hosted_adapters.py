@@ -21,6 +21,7 @@ from agentkv.adapters.hosted_waits import HostedWaits
 from agentkv.adapters.keepalive import KeepingAlive
 from agentkv.adapters.openai_hosted import OpenAIHosted, PreparesResponses, broken, generation_of, key_of
 from agentkv.adapters.prewarm import Wait
+from agentkv.adapters.refusals import MARKS_AFTER
 from agentkv.clock import ManualClock
 from agentkv.core.forecast import Forecast
 from agentkv.core.hint import Hint, HintKind, SessionFacts
@@ -123,7 +124,7 @@ def test_the_openai_compatible_route_gets_nothing(kv, hosted):
 
 
 def test_a_server_that_refuses_marks_is_asked_once_more_without(kv, hosted, monkeypatch):
-    """And never again with them."""
+    """And, once that is no accident, never again with them."""
     hosted.is_at("anthropic")
     answer = hosted.routes["POST /v1/messages"]
 
@@ -134,9 +135,9 @@ def test_a_server_that_refuses_marks_is_asked_once_more_without(kv, hosted, monk
 
     monkeypatch.setitem(hosted.routes, "POST /v1/messages", strict)
     with kv.task("a", final=False):
-        for _ in range(2):
+        for _ in range(MARKS_AFTER + 1):
             assert "ok" == ask_anthropic(kv, hosted).content[0].text
-    assert [True, False, False] == [is_marked(body) for body in hosted.bodies("/v1/messages")]
+    assert [True, False] * MARKS_AFTER + [False] == [is_marked(body) for body in hosted.bodies("/v1/messages")]
 
 
 @pytest.mark.parametrize(
@@ -348,6 +349,7 @@ def test_responses_are_prepared_only_where_their_cache_has_expired_meanwhile():
     """Half an hour is kept anyway."""
     wait = Wait(about=SessionFacts(session="s", model="gpt-5.6", tokens=9), since_s=0.0)
     wait.calls["c"] = (0.0, Forecast(remaining_s=(600.0,), n=9, source="history"))
-    assert PreparesResponses().plan(wait, 0.0) is None
+    strategy = PreparesResponses(responds=lambda _: True)
+    assert strategy.plan(wait, 0.0) is None
     wait.calls["c"] = (0.0, Forecast(remaining_s=(7200.0,), n=9, source="history"))
-    assert 7195.0 == PreparesResponses().plan(wait, 0.0).due_s
+    assert 7195.0 == strategy.plan(wait, 0.0).due_s

@@ -34,7 +34,7 @@ def test_completions_know_less_than_chats(field, known):
 
 
 @pytest.mark.parametrize("engine", ["openai", "anthropic"])
-@pytest.mark.parametrize("model", ["gpt-4.1", "some-model"])
+@pytest.mark.parametrize("model", ["gpt-4.1", "gpt-5.6", "some-model"])
 def test_what_a_completion_carries_is_what_its_schema_takes(monkeypatch, engine, model):
     """As it is accepted, with the caller's own fields in it."""
     monkeypatch.setitem(probe.PROVIDERS, "127.0.0.1", engine)
@@ -48,4 +48,5 @@ def test_what_a_completion_carries_is_what_its_schema_takes(monkeypatch, engine,
             answer = client.completions.create(model=model, prompt="once", max_tokens=5, user="mine")
             assert "ok" == answer.choices[0].text
         last = hosted.bodies("/v1/completions")[-1]
+        assert [] == hosted.refusals
     assert {"model": model, "prompt": "once", "max_tokens": 5, "user": "mine"} == last

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -147,6 +148,25 @@ def test_a_call_waits_until_a_slot_is_idle(adapter, llama):
     thread.join(5)
     assert [{"id_slot": 0}] == found
     assert [("save", 0)] == [deed[:2] for deed in llama.deeds]
+
+
+@pytest.mark.parametrize("waits_for", ["a slot", "a deed"])
+def test_a_call_waits_no_longer_than_its_own_time_out(llama, monkeypatch, waits_for):
+    """Then it goes without a slot, and leaves nothing taken."""
+    monkeypatch.setattr("agentkv.adapters.llamacpp.CALL_S", 60.0)
+    adapter = LlamaCpp(llama.url, clock=ManualClock(100.0), room_s=60.0)
+    adapter.fields("a")
+    adapter.fields("b")
+    if waits_for == "a deed":
+        adapter.ended("b", tokens=10, cached_tokens=0)
+        llama.hung.add(("save", 1))
+    began_s = time.monotonic()
+    assert {} == adapter.fields("c", within_s=0.2)
+    assert time.monotonic() - began_s < 20
+    llama.goes_on.set()
+    adapter.ended("a", tokens=10, cached_tokens=0)
+    assert "id_slot" in adapter.fields("c")
+    adapter.close()
 
 
 def test_closing_lets_go_of_calls_that_wait(adapter):

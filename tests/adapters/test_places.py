@@ -159,5 +159,5 @@ def test_what_is_remembered_is_of_one_path(tmp_path):
     known = Known(engine="vllm", version="1", models=("m",))
     endpoints = Endpoints(tmp_path)
     endpoints.refused("http://h/a/v1", known, frozenset({"session_id"}))
-    assert ("session_id",) == Endpoints(tmp_path).learned("http://h/a", known).refused
+    assert (("", "", "session_id"),) == Endpoints(tmp_path).learned("http://h/a", known).refused
     assert () == Endpoints(tmp_path).learned("http://h/b/v1", known).refused

@@ -67,6 +67,9 @@ class Now:
     def sent(self, wait, began_s, seconds):
         pass
 
+    def refused(self, wait):
+        pass
+
 
 class Posted:
     """A request as an HTTP library has it."""
@@ -167,13 +170,17 @@ def test_the_load_time_is_learnt_from_what_prewarms_took():
 
 
 def test_the_short_form_keeps_the_prompt_and_asks_for_one_token():
-    """Not streamed, one choice; Anthropic's own form asks for none, Responses have an option."""
+    """Not streamed, one choice; a provider's own way to ask for none goes instead."""
     kept = Kept.of(Posted("http://x/v1/chat/completions", {"messages": [1], "max_tokens": 50, "n": 2, "stream": True}))
     assert {"messages": [1], "max_tokens": 1, "stream": False} == json.loads(shortened(kept))
     kept = Kept.of(Posted("http://x/v1/messages", {"messages": [1], "max_tokens": 50}))
-    assert 0 == json.loads(shortened(kept))["max_tokens"]
+    assert 1 == json.loads(shortened(kept))["max_tokens"]
+    assert 0 == json.loads(shortened(kept, fields={"max_tokens": 0}))["max_tokens"]
     kept = Kept.of(Posted("http://x/v1/responses", {"input": "x", "prompt_cache_options": {"ttl": "30m"}}))
-    assert {"ttl": "30m", "prewarm": True} == json.loads(shortened(kept))["prompt_cache_options"]
+    assert 1 == json.loads(shortened(kept))["max_output_tokens"]
+    made = json.loads(shortened(kept, fields={"prompt_cache_options": {"prewarm": True}}))
+    assert {"ttl": "30m", "prewarm": True} == made["prompt_cache_options"]
+    assert "max_output_tokens" not in made
     kept = Kept.of(Posted("http://x/v1/chat/completions", {"max_completion_tokens": 50}))
     assert {"max_completion_tokens": 1, "stream": False} == json.loads(shortened(kept))
 

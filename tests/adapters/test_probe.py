@@ -139,13 +139,13 @@ def test_refused_fields_are_remembered_where_the_server_says_what_it_is(tmp_path
     endpoints = Endpoints(tmp_path, now_s=time_s)
     known = identify(server.url, within_s=20)
     endpoints.refused(server.url, known, frozenset({"session_id"}))
-    assert ("session_id",) == Endpoints(tmp_path, now_s=time_s).learned(server.url, known).refused
+    assert (("", "", "session_id"),) == Endpoints(tmp_path, now_s=time_s).learned(server.url, known).refused
     endpoints.refused("http://other:1", Known(), frozenset({"x"}))
     assert "other" not in (tmp_path / "endpoints.json").read_text()
 
 
 @pytest.mark.parametrize(
-    "text", ["", "{", "[]", '{"schema": "other/1"}', '{"schema": "agentkv.endpoints/1", "endpoints": {"a": 1}}']
+    "text", ["", "{", "[]", '{"schema": "other/1"}', '{"schema": "agentkv.endpoints/2", "endpoints": {"a": 1}}']
 )
 def test_a_broken_file_is_as_good_as_none(tmp_path, text):
     """Asked anew, and written anew."""
@@ -154,7 +154,7 @@ def test_a_broken_file_is_as_good_as_none(tmp_path, text):
     endpoints = Endpoints(tmp_path)
     assert known == endpoints.learned("http://h:1", known)
     endpoints.refused("http://h:1", known, frozenset({"x"}))
-    assert "agentkv.endpoints/1" == json.loads((tmp_path / "endpoints.json").read_text())["schema"]
+    assert "agentkv.endpoints/2" == json.loads((tmp_path / "endpoints.json").read_text())["schema"]
 
 
 @pytest.mark.parametrize(("probe", "sent"), [(True, True), (False, False)])

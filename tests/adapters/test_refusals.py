@@ -8,8 +8,9 @@ import json
 import openai
 import pytest
 
+from agentkv import AgentKV, Message, Request
 from agentkv.adapters.inject import Extra, Injector, injecting_async_client, injecting_client, named_in
-from agentkv.adapters.strict import StrictServer
+from agentkv.adapters.strict import StrictServer, _raw
 
 FIELD = "prompt_cache_key"
 MESSAGES = [{"role": "user", "content": "hello"}]
@@ -50,6 +51,13 @@ OTHERS = {
         {"error": {"message": "The context is 8192 tokens.", "param": "messages", "code": "context_length_exceeded"}},
     ),
     "model": (400, {"error": {"message": "no such model", "param": "model"}}),
+}
+
+
+FIELDS = ("session_id", "kv_transfer_params", "cache_salt")
+ONE_BY_ONE = {
+    "OpenAI": lambda name: (400, {"error": {"message": f"Unknown parameter: '{name}'.", "param": name}}),
+    "serde": lambda name: (422, {"error": f"unknown field `{name}`, expected one of `model`, `messages`"}),
 }
 
 
@@ -124,7 +132,7 @@ def test_a_field_that_is_refused_is_left_out_once_and_remembered(ask, injector, 
         assert "ok" == ask(server, injector)
         assert [True, False, False] == [FIELD in asked.body for asked in server.asked]
         names_it = named_in(json.dumps(refusal[1]), frozenset({FIELD}))
-        assert bool(names_it) == all("id_slot" in asked.body for asked in server.asked)
+        assert [True, False, bool(names_it)] == ["id_slot" in asked.body for asked in server.asked]
 
 
 @pytest.mark.parametrize("refusal", WORDINGS.values(), ids=WORDINGS)
@@ -163,3 +171,57 @@ def test_a_server_that_repeats_the_request_in_its_error_does_not_name_our_field(
             client.chat.completions.create(model="m", messages=MESSAGES)
         assert FIELD in server.asked[-1].body
         assert 5 == len(server.asked)
+
+
+# -- servers that name one field at a time
+
+
+def first_of(body, words):
+    """The refusal of the first of FIELDS that the body has."""
+    return next((words(name) for name in FIELDS if name in body), (200, ANSWER))
+
+
+@pytest.mark.parametrize("words", ONE_BY_ONE.values(), ids=ONE_BY_ONE)
+def test_a_server_that_names_one_field_at_a_time_answers_every_call(ask, words):
+    """Each call is sent twice at most, and finds one field more; in the end none of them is sent."""
+    injector = Injector(lambda _: Extra(body=dict.fromkeys(FIELDS, "x") | {FIELD: "s"}))
+    with StrictServer(routes={"POST /v1/chat/completions": lambda body: first_of(body, words)}) as server:
+        for number in range(len(FIELDS) + 1):
+            assert "ok" == ask(server, injector)
+            assert min(2 * (number + 1), 2 * len(FIELDS) + 1) == len(server.asked)
+        assert set(FIELDS) == injector.refused(server.url.removesuffix("/v1"))
+        assert FIELD in server.asked[-1].body
+
+
+def test_the_second_try_is_the_users_own_request(injector):
+    """With a header of ours it could be refused once more."""
+    injector = Injector(lambda _: Extra(body={FIELD: "s"}, headers={"X-Session-ID": "s"}))
+    with served(Picky(lambda body: FIELD in body, WORDINGS["OpenAI"])) as server:
+        asked_once(server, injector)
+        asked_once(server, injector)
+        assert [True, False, True] == ["x-session-id" in asked.headers for asked in server.asked]
+
+
+@pytest.mark.parametrize("words", ONE_BY_ONE.values(), ids=ONE_BY_ONE)
+@pytest.mark.parametrize("usage", [True, False])
+def test_calls_of_a_remote_engine_are_answered_too(words, usage):
+    """Whether or not the server also refuses to be asked for usage."""
+    refused = ("session_id", "cache_salt") if usage else ("session_id", "stream_options", "cache_salt")
+
+    class OneByOne(StrictServer):
+        def _chat(self, http, body, headers):
+            name = next((name for name in refused if name in body), None)
+            if name is None:
+                return super()._chat(http, body, headers)
+            status, told = words(name)
+            return _raw(http, status, "application/json", json.dumps(told).encode())
+
+    with (
+        OneByOne() as server,
+        AgentKV.remote(base_url=server.url, model="m", ledger="memory", speaks="vllm", salt="tenant") as kv,
+    ):
+        for number in range(4):
+            with kv.task(f"t{number}"):
+                said = kv.submit(Request(messages=(Message(role="user", content="hi"),))).result(20)
+                assert "ok" == said.text
+        assert not set(refused) & set(server.asked[-1].body)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
 
 import anthropic
@@ -10,7 +11,7 @@ import openai
 import pytest
 from langchain_openai import ChatOpenAI
 
-from agentkv import AgentKV, ScriptedEngine
+from agentkv import AgentKV, Message, Request, ScriptedEngine
 from agentkv.adapters.strict import StrictServer
 from agentkv.errors import Closed, ConfigError
 
@@ -54,6 +55,56 @@ def test_a_clients_own_calls_go_to_their_sessions_slots(kv, llama, stream):
             chat(kv, llama, stream=stream)
     slots = [one.body["id_slot"] for one in asked(llama)]
     assert slots[0] == slots[2] != slots[1]
+
+
+@pytest.mark.parametrize("kind", ["sync", "async", "remote"])
+def test_a_calls_own_time_out_bounds_its_wait_for_a_slot(kv, llama, kind):
+    """It is not held up for longer than its user would wait for an answer."""
+    del llama.slots[1]
+    goes_on = threading.Event()
+
+    def slow(body):
+        goes_on.wait(60)
+        return 200, {}
+
+    def call(kv, task):
+        with kv.task(task, final=False):
+            if kind == "sync":
+                with openai.OpenAI(base_url=llama.url, api_key="k", max_retries=0, http_client=kv.http_client()) as one:
+                    one.chat.completions.create(model="m", messages=MESSAGES, timeout=1.0)
+            elif kind == "async":
+                asyncio.run(awaited(kv))
+            else:
+                kv.submit(Request(messages=(Message(role="user", content="hello"),))).result(60)
+
+    async def awaited(kv):
+        async with openai.AsyncOpenAI(
+            base_url=llama.url, api_key="k", max_retries=0, http_client=kv.async_http_client()
+        ) as one:
+            await one.chat.completions.create(model="m", messages=MESSAGES, timeout=1.0)
+
+    with AgentKV.remote(base_url=llama.url, model="m", ledger="memory", timeout_s=1.0) as own:
+        mine = own if kind == "remote" else kv
+        with mine.task("a", final=False):
+            chat(mine, llama)  # over a client of its own, so that its next call holds the slot
+            llama.routes["POST /v1/chat/completions"] = slow
+            with openai.OpenAI(
+                base_url=llama.url, api_key="k", max_retries=0, http_client=mine.http_client()
+            ) as holder:
+                thread = threading.Thread(target=held, args=(holder, mine))
+                thread.start()
+                until(lambda: len(asked(llama)) > 1)
+                began_s = time.monotonic()
+                with pytest.raises(Exception, match=r"(?i)time"):
+                    call(mine, "b")
+                assert time.monotonic() - began_s < 20
+                goes_on.set()
+                thread.join()
+
+
+def held(client, kv):
+    with kv.task("a", final=False):
+        client.chat.completions.create(model="m", messages=MESSAGES, timeout=60.0)
 
 
 def test_an_asynchronous_client_waits_for_no_slot_on_its_event_loop(kv, llama):
