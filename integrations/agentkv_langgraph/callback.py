@@ -1,22 +1,24 @@
 """AgentKVCallback: hints and bill from LangChain's callbacks alone, for graphs that contain no line of ours.
 
 Covers tool calls (hints, by tool call id) and the usage of model calls that did not go through agentkv, failed ones
-too (`spent.py` reads it), with hints of their start and end; those that did are on the books already and are left
-out. No prompt layout.
+too (`spent.py` reads it), with hints of their start and end, told or not (`origin.py`); those that did are on the
+books already and are left out. No prompt layout.
 """
 # ruff: noqa: ARG002  the signatures are LangChain's
 
 from __future__ import annotations
 
+import asyncio
 import threading
 import time
+import weakref
 from collections import OrderedDict
 from contextlib import nullcontext
 from contextvars import ContextVar
 from functools import partial
 from typing import Any
 from uuid import UUID
-from weakref import WeakValueDictionary
+from weakref import WeakSet, WeakValueDictionary
 
 from langchain_core.callbacks import BaseCallbackHandler
 from langchain_core.messages import ToolMessage
@@ -31,6 +33,7 @@ from agentkv.engine.attempts import FailedTry
 from agentkv.errors import AgentKVError, BudgetExceeded
 from agentkv.runtime.doors import passing
 from agentkv_langgraph.caller import caller_of_metadata
+from agentkv_langgraph.origin import Origin, task_here
 from agentkv_langgraph.spent import ModelRun, causes
 
 _callbacks: WeakValueDictionary[int, AgentKVCallback] = WeakValueDictionary()  # by id of the AgentKV, which they hold
@@ -65,9 +68,10 @@ class AgentKVCallback(BaseCallbackHandler):
         self._kv = kv
         self._lock = threading.Lock()
         self._roots: dict[UUID, UUID] = {}
-        self._tools: dict[UUID, tuple[Any, UUID | None]] = {}
+        self._tools: dict[UUID, tuple[Any, UUID | None, asyncio.Task[Any] | None]] = {}
         self._models: dict[UUID, ModelRun] = {}
         self._noted: OrderedDict[int, Any] = OrderedDict()  # requests whose failure is on the books
+        self._watched: WeakSet[asyncio.Task[Any]] = WeakSet()
 
     def __copy__(self) -> AgentKVCallback:
         return self  # copies of a config must go on writing into the same books
@@ -97,12 +101,38 @@ class AgentKVCallback(BaseCallbackHandler):
         self._run_over(run_id, error)
 
     def _run_over(self, run_id: UUID, error: BaseException | None) -> None:
-        """Forget the run; a tool in it that never told its end ended with it."""
+        """Forget the run; a call in it that never told its end ended with it."""
         with self._lock:
             self._roots.pop(run_id, None)
-            left = [tool for tool, (_, parent) in self._tools.items() if parent == run_id]
-        for tool in left:
+            tools = [tool for tool, (_, parent, _) in self._tools.items() if parent == run_id]
+            models = [run for run in self._models.values() if run.parent == run_id]
+        for tool in tools:
             self._tool_over(tool, error or GeneratorExit())
+        for run in models:
+            self._end_if_left(run)
+
+    def _watch(self, task: asyncio.Task[Any] | None) -> None:
+        """Be told when the task is over, once for all of its calls. The task keeps nothing of ours alive."""
+        if task is None or task in self._watched:
+            return
+        self._watched.add(task)
+        ours = weakref.ref(self)
+
+        def over(task: asyncio.Task[Any]) -> None:
+            callback = ours()
+            if callback is not None:
+                callback._task_over(task)
+
+        task.add_done_callback(over)
+
+    def _task_over(self, task: asyncio.Task[Any]) -> None:
+        with self._lock:
+            tools = [tool for tool, (_, _, begun_in) in self._tools.items() if begun_in is task]
+            left = [run for run in self._models.values() if run.origin is not None and run.origin.task is task]
+        for tool in tools:
+            self._tool_over(tool, asyncio.CancelledError())
+        for run in left:
+            self._end_if_left(run)
 
     # -- tools
 
@@ -122,8 +152,10 @@ class AgentKVCallback(BaseCallbackHandler):
             scope = self._kv.tool(str(name), args=inputs or input_str, call_id=kwargs.get("tool_call_id"))
             with self._attributed(self._caller(metadata, parent_run_id)):
                 scope.announce()
+            task = task_here()
             with self._lock:
-                self._tools[run_id] = (scope, parent_run_id)
+                self._tools[run_id] = (scope, parent_run_id, task)
+            self._watch(task)
         except (BudgetExceeded, GraphBubbleUp):  # refused, or a person is asked
             raise
         except Exception as error:
@@ -138,7 +170,7 @@ class AgentKVCallback(BaseCallbackHandler):
 
     def _tool_over(self, run_id: UUID, error: BaseException | None) -> None:
         with self._lock:
-            scope, _ = self._tools.pop(run_id, (None, None))
+            scope, *_ = self._tools.pop(run_id, (None,))
         if scope is None:
             return
         try:
@@ -155,8 +187,11 @@ class AgentKVCallback(BaseCallbackHandler):
         self._model_started(run_id, messages, kwargs)
 
     def _model_started(self, run_id: UUID, prompts: Any, run: dict[str, Any]) -> None:
+        before = _running.get()
+        if before is not None:
+            self._end_if_left(before)
         caller = self._caller(run.get("metadata"), run.get("parent_run_id"))
-        started = ModelRun.started(caller, time.monotonic(), prompts[0] if prompts else None, run)
+        started = ModelRun.started(caller, time.monotonic(), prompts[0] if prompts else None, {**run, "run_id": run_id})
         try:
             if not started.ours:
                 gate = self._kv.budgets.gate
@@ -167,9 +202,19 @@ class AgentKVCallback(BaseCallbackHandler):
             log.failed("callback_failed", where="model_start", error=repr(error))
         _running.set(started)
         passing.set(partial(self._through_door, started))
+        started.origin = Origin.here()
         with self._lock:
             self._models[run_id] = started
+        self._watch(started.origin.task)
         self._tell_turn(HintKind.TURN_START, started)
+
+    def _end_if_left(self, run: ModelRun) -> None:
+        """End a call that was cancelled without a word about it."""
+        try:
+            if self._models.get(run.run_id) is run and run.origin is not None and run.origin.is_left(began=run.began):
+                self._model_failed(run.run_id, asyncio.CancelledError(), None)
+        except Exception as error:
+            log.failed("callback_failed", where="model_left", error=repr(error))
 
     def _through_door(self, run: ModelRun, door: object) -> None:
         """The client is one of ours (`kv.openai()`): the engine reserves, books and settles the call itself."""
@@ -179,7 +224,10 @@ class AgentKVCallback(BaseCallbackHandler):
 
     def on_llm_new_token(self, token: Any, *, chunk: Any = None, run_id: UUID, **kwargs: Any) -> None:
         run = self._models.get(run_id)
-        if run is not None and not run.ours:
+        if run is None:
+            return
+        run.began = True
+        if not run.ours:
             try:
                 run.chunk(token, chunk)
             except Exception as error:
@@ -188,12 +236,18 @@ class AgentKVCallback(BaseCallbackHandler):
     def on_llm_error(
         self, error: BaseException, *, run_id: UUID, response: LLMResult | None = None, **kwargs: Any
     ) -> None:
+        run = self._model_failed(run_id, error, response)
+        if run is not None and run.refused is not None:
+            raise run.refused from error
+
+    def _model_failed(self, run_id: UUID, error: BaseException, response: LLMResult | None) -> ModelRun | None:
+        """Bill what a call used that failed or was given up. The run, unless somebody else says what became of it."""
         run = self._model_over(run_id)
         if run is None or run.ours or run.through_door or isinstance(error, AgentKVError):
-            return
+            return None
         try:
             if not run.began and self._is_noted(error):
-                return
+                return None
             spent = run.failed(error, response)
             self._kv.record_call(
                 caller=run.caller,
@@ -209,11 +263,12 @@ class AgentKVCallback(BaseCallbackHandler):
             log.failed("callback_failed", where="llm_error", error=repr(failure))
         finally:
             run.over()
-        if run.refused is not None:
-            raise run.refused from error
+        return run
 
     def on_llm_end(self, response: LLMResult, *, run_id: UUID, **kwargs: Any) -> None:
-        run = self._model_over(run_id) or ModelRun(caller=Caller(), started_s=time.monotonic())
+        run = self._model_over(run_id)
+        if run is None:  # it was given up, and is on the books
+            return
         try:
             if not (run.ours or run.through_door or _is_ours(response)):
                 self._bill(response, run)
@@ -223,11 +278,13 @@ class AgentKVCallback(BaseCallbackHandler):
             run.over()
 
     def _model_over(self, run_id: UUID) -> ModelRun | None:
-        _running.set(None)
-        passing.set(None)
         with self._lock:
             run = self._models.pop(run_id, None)
         if run is not None:
+            run.origin = None
+            if _running.get() is run:
+                _running.set(None)
+                passing.set(None)
             self._tell_turn(HintKind.TURN_END, run)
         return run
 

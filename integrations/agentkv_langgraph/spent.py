@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass, field, replace
 from typing import Any
+from uuid import UUID
 
 from langchain_core.messages import BaseMessage
 from langchain_core.outputs import LLMResult
@@ -18,6 +19,7 @@ from agentkv.context.tokens import count_text
 from agentkv.core.reported import Reported, merged, report_in, reported
 from agentkv.core.task import Caller
 from agentkv.core.usage import Usage
+from agentkv_langgraph.origin import Origin
 
 _TOKENS_PER_MESSAGE = 4  # what a chat template adds around each message, about
 _FIRST_ERROR = 400
@@ -28,7 +30,15 @@ _USAGE = {"usage"}
 _USUAL = {"input_tokens", "output_tokens", "total_tokens", "input_token_details"}
 _USUAL_DETAILS = {"cache_read", "audio"}
 _MOST_USUAL = 1_000_000
-_LOST = ("Timeout", "ReadError", "WriteError", "RemoteProtocolError", "ConnectionError")
+_LOST = (
+    "CancelledError",
+    "KeyboardInterrupt",
+    "Timeout",
+    "ReadError",
+    "WriteError",
+    "RemoteProtocolError",
+    "ConnectionError",
+)
 _NOT_SENT = ("ConnectError", "ConnectTimeout", "PoolTimeout")
 
 
@@ -38,6 +48,9 @@ class ModelRun:
 
     caller: Caller
     started_s: float
+    run_id: UUID
+    parent: UUID | None = None
+    origin: Origin | None = None
     asked: str = ""
     prompt: Any = None
     tools: Any = None
@@ -63,6 +76,8 @@ class ModelRun:
         return cls(
             caller=caller,
             started_s=now_s,
+            run_id=run["run_id"],
+            parent=run.get("parent_run_id"),
             asked=str(asked.get("model") or asked.get("model_name") or about.get("ls_model_name") or ""),
             prompt=prompt,
             tools=asked.get("tools"),
@@ -87,7 +102,6 @@ class ModelRun:
 
     def chunk(self, token: Any, chunk: Any) -> None:
         """Note what a chunk brings."""
-        self.began = True
         message = getattr(chunk, "message", None)
         parts = [token] if isinstance(token, str) else [str(getattr(message, "text", "") or "")]
         for call in getattr(message, "tool_call_chunks", None) or ():
