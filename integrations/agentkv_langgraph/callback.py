@@ -12,11 +12,9 @@ import asyncio
 import threading
 import time
 import weakref
-from collections import OrderedDict
 from contextlib import nullcontext
-from contextvars import ContextVar
 from functools import partial
-from typing import Any
+from typing import Any, Self
 from uuid import UUID
 from weakref import WeakSet, WeakValueDictionary
 
@@ -29,26 +27,29 @@ from agentkv import log
 from agentkv.core.hint import HintKind
 from agentkv.core.task import UNATTRIBUTED, Caller
 from agentkv.core.usage import Usage
-from agentkv.engine.attempts import FailedTry
 from agentkv.errors import AgentKVError, BudgetExceeded
 from agentkv.runtime.doors import passing
 from agentkv_langgraph.caller import caller_of_metadata
 from agentkv_langgraph.origin import Origin, task_here
-from agentkv_langgraph.spent import ModelRun, causes
+from agentkv_langgraph.spent import ModelRun
+from agentkv_langgraph.tries import Tries, running
 
-_callbacks: WeakValueDictionary[int, AgentKVCallback] = WeakValueDictionary()  # by id of the AgentKV, which they hold
+_callbacks: WeakValueDictionary[tuple[int, type], AgentKVCallback] = WeakValueDictionary()
+"""By the id of the AgentKV, which they hold, and their class."""
 _callbacks_lock = threading.Lock()
-_running: ContextVar[ModelRun | None] = ContextVar("agentkv_model_run", default=None)
-_MAX_NOTED = 256
 
 
 def callback_of(kv: Any) -> AgentKVCallback:
-    """The one callback of this AgentKV: LangChain hands a run to each handler once, so nothing is counted twice."""
-    with _callbacks_lock:
-        known = _callbacks.get(id(kv))
-        if known is None:
-            known = _callbacks[id(kv)] = AgentKVCallback(kv)
-        return known
+    """The one callback of this AgentKV."""
+    return AgentKVCallback(kv)
+
+
+def _books(kv: Any) -> dict[str, Any]:
+    """What the callbacks of one AgentKV have in common: all of it."""
+    return {
+        "_kv": kv, "_lock": threading.Lock(), "_roots": {}, "_tools": {}, "_models": {}, "_watched": WeakSet(),
+        "tries": Tries(kv),
+    }  # fmt: skip
 
 
 class ToolAnsweredError(Exception):
@@ -58,20 +59,33 @@ class ToolAnsweredError(Exception):
 class AgentKVCallback(BaseCallbackHandler):
     """Attach it to a graph with `kv.attach(graph)`, or put it into any runnable's `callbacks`.
 
-    It runs inline, in the context of whoever calls, and lets nothing but BudgetExceeded out.
+    It runs inline, in the context of whoever calls, and lets nothing but BudgetExceeded out. There is one for an AgentKV,
+    however often it is made and listed: a call is told, held and billed once. Those of a subclass share its books.
     """
 
     run_inline = True
     raise_error = True
 
+    def __new__(cls, kv: Any) -> Self:
+        with _callbacks_lock:
+            known: Any = _callbacks.get((id(kv), cls))
+            if known is None:
+                known = super().__new__(cls)
+                books = next((vars(one) for (key, _), one in _callbacks.items() if key == id(kv)), None)
+                vars(known).update(books or _books(kv))
+                _callbacks[id(kv), cls] = known
+            return known  # type: ignore[no-any-return]
+
     def __init__(self, kv: Any) -> None:
-        self._kv = kv
-        self._lock = threading.Lock()
-        self._roots: dict[UUID, UUID] = {}
-        self._tools: dict[UUID, tuple[Any, UUID | None, asyncio.Task[Any] | None]] = {}
-        self._models: dict[UUID, ModelRun] = {}
-        self._noted: OrderedDict[int, Any] = OrderedDict()  # requests whose failure is on the books
-        self._watched: WeakSet[asyncio.Task[Any]] = WeakSet()
+        """All is set already, for whoever came first."""
+
+    _kv: Any
+    _lock: threading.Lock
+    _roots: dict[UUID, UUID]
+    _tools: dict[UUID, tuple[Any, UUID | None, asyncio.Task[Any] | None]]
+    _models: dict[UUID, ModelRun]
+    _watched: WeakSet[asyncio.Task[Any]]
+    tries: Tries
 
     def __copy__(self) -> AgentKVCallback:
         return self  # copies of a config must go on writing into the same books
@@ -147,6 +161,8 @@ class AgentKVCallback(BaseCallbackHandler):
         inputs: dict[str, Any] | None = None,
         **kwargs: Any,
     ) -> None:
+        if run_id in self._tools:  # listed twice
+            return
         try:
             name = (serialized or {}).get("name") or kwargs.get("name") or "tool"
             scope = self._kv.tool(str(name), args=inputs or input_str, call_id=kwargs.get("tool_call_id"))
@@ -187,9 +203,13 @@ class AgentKVCallback(BaseCallbackHandler):
         self._model_started(run_id, messages, kwargs)
 
     def _model_started(self, run_id: UUID, prompts: Any, run: dict[str, Any]) -> None:
-        before = _running.get()
-        if before is not None:
-            self._end_if_left(before)
+        for before in (running.get(), self._models.get(run_id)):
+            if before is not None:
+                self._end_if_left(before)
+        listed = self._models.get(run_id)
+        if listed is not None:  # LangChain tells each handler as often as it is listed
+            listed.listed += 1
+            return
         caller = self._caller(run.get("metadata"), run.get("parent_run_id"))
         started = ModelRun.started(caller, time.monotonic(), prompts[0] if prompts else None, {**run, "run_id": run_id})
         try:
@@ -200,7 +220,7 @@ class AgentKVCallback(BaseCallbackHandler):
             raise
         except Exception as error:
             log.failed("callback_failed", where="model_start", error=repr(error))
-        _running.set(started)
+        running.set(started)
         passing.set(partial(self._through_door, started))
         started.origin = Origin.here()
         with self._lock:
@@ -224,7 +244,7 @@ class AgentKVCallback(BaseCallbackHandler):
 
     def on_llm_new_token(self, token: Any, *, chunk: Any = None, run_id: UUID, **kwargs: Any) -> None:
         run = self._models.get(run_id)
-        if run is None:
+        if run is None or not run.hears():
             return
         run.began = True
         if not run.ours:
@@ -246,7 +266,7 @@ class AgentKVCallback(BaseCallbackHandler):
         if run is None or run.ours or run.through_door or isinstance(error, AgentKVError):
             return None
         try:
-            if not run.began and self._is_noted(error):
+            if not run.began and self.tries.knows(error):
                 return None
             spent = run.failed(error, response)
             self._kv.record_call(
@@ -282,8 +302,8 @@ class AgentKVCallback(BaseCallbackHandler):
             run = self._models.pop(run_id, None)
         if run is not None:
             run.origin = None
-            if _running.get() is run:
-                _running.set(None)
+            if running.get() is run:
+                running.set(None)
                 passing.set(None)
             self._tell_turn(HintKind.TURN_END, run)
         return run
@@ -314,54 +334,6 @@ class AgentKVCallback(BaseCallbackHandler):
             cached_by=spent.cached_by,
         )
 
-    # -- tries that a client repeats in silence; see `attempts.py`
-
-    def http_failed(self, failed: FailedTry) -> None:
-        """A try of the run that is under way here failed: refused for nothing, or lost after it was sent."""
-        try:
-            run = _running.get()
-            caller = self._kv.caller() if run is None else run.caller
-            usage = Usage()
-            if run is not None:
-                run.lost = not failed.refused
-            if not failed.refused:
-                usage = Usage(input_tokens=0 if run is None else run.input_tokens(), calls=1)
-            self._kv.record_call(
-                caller=caller,
-                model=(run.asked if run is not None else "") or "unknown",
-                usage=usage,
-                total_s=failed.seconds,
-                status="failed",
-                error=failed.error,
-                estimated=not failed.refused,
-            )
-            with self._lock:
-                self._noted[id(failed.request)] = failed.request
-                while len(self._noted) > _MAX_NOTED:
-                    self._noted.popitem(last=False)
-        except Exception as error:
-            log.failed("callback_failed", where="http", error=repr(error))
-
-    def http_refuses(self) -> str:
-        """Why the call that is under way here must not be sent again; "" if it may."""
-        run = _running.get()
-        if run is None or run.held is None:
-            return ""
-        try:
-            self._kv.budgets.gate.repeating(run.caller, run.held)(run.lost)
-        except (BudgetExceeded, GraphBubbleUp) as refused:
-            run.refused = refused
-            return str(refused)
-        except Exception as error:
-            log.failed("callback_failed", where="http_again", error=repr(error))
-        return ""
-
-    def _is_noted(self, error: BaseException) -> bool:
-        """Whether this error's last try is on the books already."""
-        requests = {id(_request_of(one)) for one in causes(error)}
-        with self._lock:
-            return any(self._noted.pop(one, None) is not None for one in requests)
-
     # -- who
 
     def _caller(self, metadata: dict[str, Any] | None, parent: UUID | None) -> Caller:
@@ -376,13 +348,6 @@ class AgentKVCallback(BaseCallbackHandler):
         if caller.task in (UNATTRIBUTED, self._kv.caller().task):
             return nullcontext()
         return self._kv.task(caller.task, final=False)
-
-
-def _request_of(error: BaseException | None) -> Any:
-    try:
-        return getattr(error, "request", None)
-    except RuntimeError:  # httpx's errors raise where no request is set
-        return None
 
 
 def _is_ours(response: LLMResult) -> bool:

@@ -2,7 +2,7 @@
 
 Covers usage told in chunks (LangChain adds them up, which counts growing and repeated ones many times), in the
 message, in `llm_output` and in errors, answers out of LangChain's response cache, and counting where nothing is told.
-Does not cover tries that a client repeats in silence (`attempts.py`).
+Does not cover tries that a client repeats in silence (`tries.py`).
 """
 
 from __future__ import annotations
@@ -50,6 +50,8 @@ class ModelRun:
     started_s: float
     run_id: UUID
     parent: UUID | None = None
+    listed: int = 1  # how often each event of it comes
+    heard: int = 0
     origin: Origin | None = None
     asked: str = ""
     prompt: Any = None
@@ -99,6 +101,11 @@ class ModelRun:
         """It is recorded: nothing is set aside for it any more."""
         if self.held is not None:
             self.held.release()
+
+    def hears(self) -> bool:
+        """Whether an event that comes as often as the handler is listed is to be looked at now."""
+        self.heard = (self.heard + 1) % self.listed
+        return not self.heard
 
     def chunk(self, token: Any, chunk: Any) -> None:
         """Note what a chunk brings."""
