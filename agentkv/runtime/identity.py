@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+from collections.abc import Iterator
 from contextvars import ContextVar, copy_context
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
@@ -26,6 +27,7 @@ class Scope:
     """One `with kv.task(...)` or one run of a decorated node; `owner` is the AgentKV it belongs to.
 
     `node` is for callers whose host knows none, and for the one that it calls `instead_of`.
+    `outside`: no framework was at work where it was opened, so it stands around whole runs of one.
     `open` ends with the scope, also where another context still refers to it (a generator, a thread's copy): what
     is over speaks for nobody any more.
     """
@@ -36,6 +38,7 @@ class Scope:
     instead_of: str | None = None
     segment: str | None = None
     as_is: bool = False
+    outside: bool = False
     outer: Scope | None = None
     open: bool = True
 
@@ -51,11 +54,13 @@ def push(
     instead_of: str | None = None,
     segment: str | None = None,
     as_is: bool = False,
+    outside: bool = False,
 ) -> Scope:
     """Open a scope in this context; `pop` closes it."""
     scope = Scope(
-        owner=owner, task=task, node=node, instead_of=instead_of, segment=segment, as_is=as_is, outer=_scope.get()
-    )
+        owner=owner, task=task, node=node, instead_of=instead_of, segment=segment, as_is=as_is, outside=outside,
+        outer=_scope.get(),
+    )  # fmt: skip
     _scope.set(scope)
     return scope
 
@@ -120,6 +125,24 @@ def wants_as_is(owner: Any) -> bool:
             return True
         scope = scope.outer
     return False
+
+
+def scope_of(owner: Any) -> str | None:
+    """The task of the innermost `with kv.task(...)` of `owner` here."""
+    return next((scope.task for scope in _open_tasks() if scope.owner is owner), None)
+
+
+def around_runs() -> Iterator[tuple[Any, str]]:
+    """Owner and task of each scope here that a framework's whole run lies in, the innermost first."""
+    return ((scope.owner, scope.task) for scope in _open_tasks() if scope.outside and scope.task is not None)
+
+
+def _open_tasks() -> Iterator[Scope]:
+    scope = _scope.get()
+    while scope is not None:
+        if scope.open and scope.task is not None:
+            yield scope
+        scope = scope.outer
 
 
 def resolve(owner: Any, host: Host) -> Caller:

@@ -6,6 +6,7 @@ from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from typing import TYPE_CHECKING, Any, Protocol, Self
 
 from agentkv.budget.limits import Budget, checked_budget
+from agentkv.core.host import Host
 from agentkv.core.task import PriorityClass
 from agentkv.errors import ConfigError
 from agentkv.runtime import identity
@@ -17,6 +18,8 @@ if TYPE_CHECKING:
 
 class TaskOwner(Protocol):
     """Whose task it is; AgentKV implements it."""
+
+    host: Host
 
     @property
     def budgets(self) -> Budgets: ...
@@ -105,7 +108,7 @@ class TaskScope(_Scope):
                 place.leave()
             raise
         self._place = place
-        self._token = identity.push(owner=self._owner, task=self.key)
+        self._token = identity.push(owner=self._owner, task=self.key, outside=self._owner.host.caller() is None)
         return self
 
     def _leave(self) -> None:

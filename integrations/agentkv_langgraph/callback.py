@@ -13,6 +13,7 @@ import threading
 import time
 import weakref
 from contextlib import nullcontext
+from dataclasses import replace
 from functools import partial
 from typing import Any, Self
 from uuid import UUID
@@ -28,9 +29,11 @@ from agentkv.core.hint import HintKind
 from agentkv.core.task import UNATTRIBUTED, Caller
 from agentkv.core.usage import Usage
 from agentkv.errors import AgentKVError, BudgetExceeded
+from agentkv.runtime import identity
 from agentkv.runtime.doors import passing
 from agentkv_langgraph.caller import caller_of_metadata
 from agentkv_langgraph.origin import Origin, task_here
+from agentkv_langgraph.runs import Runs
 from agentkv_langgraph.spent import ModelRun
 from agentkv_langgraph.tries import Tries, running
 
@@ -47,7 +50,7 @@ def callback_of(kv: Any) -> AgentKVCallback:
 def _books(kv: Any) -> dict[str, Any]:
     """What the callbacks of one AgentKV have in common: all of it."""
     return {
-        "_kv": kv, "_lock": threading.Lock(), "_roots": {}, "_tools": {}, "_models": {}, "_watched": WeakSet(),
+        "_kv": kv, "_lock": threading.Lock(), "_runs": Runs(), "_tools": {}, "_models": {}, "_watched": WeakSet(),
         "tries": Tries(kv),
     }  # fmt: skip
 
@@ -81,7 +84,7 @@ class AgentKVCallback(BaseCallbackHandler):
 
     _kv: Any
     _lock: threading.Lock
-    _roots: dict[UUID, UUID]
+    _runs: Runs
     _tools: dict[UUID, tuple[Any, UUID | None, asyncio.Task[Any] | None]]
     _models: dict[UUID, ModelRun]
     _watched: WeakSet[asyncio.Task[Any]]
@@ -95,18 +98,20 @@ class AgentKVCallback(BaseCallbackHandler):
 
     def agentkv_root_of(self, run_id: UUID) -> str | None:
         """The key of the root run that `run_id` belongs to; None for a run that was not seen to start."""
-        with self._lock:
-            root = self._roots.get(run_id)
+        root = self._runs.root_of(run_id)
         return None if root is None else str(root)
+
+    def agentkv_task_of(self, run_id: UUID, kv: Any) -> str | None:
+        """The task of a run, if `kv` is the AgentKV of this callback and its task is known."""
+        return self._runs.task_of(run_id) if kv is self._kv else None
 
     # -- runs
 
     def on_chain_start(
         self, serialized: Any, inputs: Any, *, run_id: UUID, parent_run_id: UUID | None = None, **kwargs: Any
     ) -> None:
-        with self._lock:
-            root = run_id if parent_run_id is None else self._roots.get(parent_run_id, parent_run_id)
-            self._roots[run_id] = root
+        place = (kwargs.get("metadata") or {}).get("langgraph_checkpoint_ns") or ""
+        self._runs.start(run_id, parent_run_id, place=place, task=identity.scope_of(self._kv))
 
     def on_chain_end(self, outputs: Any, *, run_id: UUID, **kwargs: Any) -> None:
         self._run_over(run_id, None)
@@ -116,8 +121,8 @@ class AgentKVCallback(BaseCallbackHandler):
 
     def _run_over(self, run_id: UUID, error: BaseException | None) -> None:
         """Forget the run; a call in it that never told its end ended with it."""
+        self._runs.end(run_id)
         with self._lock:
-            self._roots.pop(run_id, None)
             tools = [tool for tool, (_, parent, _) in self._tools.items() if parent == run_id]
             models = [run for run in self._models.values() if run.parent == run_id]
         for tool in tools:
@@ -338,10 +343,25 @@ class AgentKVCallback(BaseCallbackHandler):
 
     def _caller(self, metadata: dict[str, Any] | None, parent: UUID | None) -> Caller:
         caller: Caller = self._kv.caller()
+        task = self._runs.task_of(parent)
         if caller.task != UNATTRIBUTED:
+            if task is None and parent is not None:
+                self._remember(parent)
             return caller
+        told = caller_of_metadata(metadata)
+        if task is not None:
+            return replace(told or caller, task=task)
         root = None if parent is None else self.agentkv_root_of(parent)
-        return caller_of_metadata(metadata) or (Caller(task=root) if root else caller)
+        return told or (Caller(task=root) if root else caller)
+
+    def _remember(self, run_id: UUID) -> None:
+        """Whose the run is, read in its own context; a scope inside of it says nothing of that."""
+        try:
+            own = self._kv.host.caller()
+            if own is not None:
+                self._runs.seen(run_id, own.task)
+        except Exception as error:
+            log.failed("callback_failed", where="caller", error=repr(error))
 
     def _attributed(self, caller: Caller) -> Any:
         """A scope for calls whose task only the callback knows; it never ends the task."""

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import threading
 import uuid
+import weakref
 from collections import OrderedDict
 from collections.abc import Mapping
 from typing import Any
 
 from agentkv.core.task import UNATTRIBUTED, Caller
+from agentkv.runtime.identity import around_runs
 
 TASK_KEY = "agentkv_task_id"
 _RUNTIME_KEY = "__pregel_runtime"  # LangGraph's own constant for the Runtime it injects into nodes
@@ -47,7 +49,41 @@ class RunKeys:
             return key
 
 
+class RunTasks:
+    """The tasks of graph runs that lie in a `with kv.task(...)`, which no config tells of; of the last `keep` runs."""
+
+    def __init__(self, keep: int = 1024) -> None:
+        self._keep = keep
+        self._tasks: OrderedDict[tuple[int, int], tuple[Any, weakref.ref[Any], str]] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def seen(self, control: Any, owner: Any, task: str) -> None:
+        """In the run that owns `control` a call of `owner` is one of `task`."""
+        key = id(control), id(owner)
+        if key not in self._tasks:
+            with self._lock:
+                self._tasks[key] = control, weakref.ref(owner), task
+                while len(self._tasks) > self._keep:
+                    self._tasks.popitem(last=False)
+
+    def of(self, control: Any, owner: Any) -> str | None:
+        """The task of a run that was seen before."""
+        with self._lock:
+            _, known_owner, task = self._tasks.get((id(control), id(owner)), (None, None, None))
+        return task if known_owner is not None and known_owner() is owner else None
+
+
 run_keys = RunKeys()
+run_tasks = RunTasks()
+
+
+def caller_of_running(config: Mapping[str, Any]) -> Caller | None:
+    """`caller_of_config` for what runs here and now: it is remembered whose run it is."""
+    control = _control_of(config)
+    if control is not None:
+        for owner, task in around_runs():
+            run_tasks.seen(control, owner, task)
+    return caller_of_config(config)
 
 
 def caller_of_config(config: Mapping[str, Any]) -> Caller | None:
@@ -88,13 +124,23 @@ def caller_of_metadata(metadata: Mapping[str, Any] | None) -> Caller | None:
     return Caller(task=str(task), branch=branch, node=metadata.get("langgraph_node") or "")
 
 
-def named_in_metadata(config: Mapping[str, Any] | None) -> dict[str, Any]:
-    """`config` with its task's key in the metadata, where a model call made from any thread can read it."""
+def named_in_metadata(config: Mapping[str, Any] | None, owner: Any) -> dict[str, Any]:
+    """`config` with its task's key in the metadata, where a model call made from any thread can read it.
+
+    A run that lies in a scope of `owner`'s is that task's, if that was seen.
+    """
     told = dict(config or _NOTHING)
-    caller = caller_of_config(told)
-    if caller is not None and caller.task != UNATTRIBUTED:
-        told["metadata"] = {**(told.get("metadata") or _NOTHING), TASK_KEY: caller.task}
+    more = metadata_of(told, owner)
+    if more:
+        told["metadata"] = {**(told.get("metadata") or _NOTHING), **more}
     return told
+
+
+def metadata_of(config: Mapping[str, Any], owner: Any) -> dict[str, str]:
+    """What `named_in_metadata` adds."""
+    caller = caller_of_config(config)
+    task = _seen_task(config, owner) or (UNATTRIBUTED if caller is None else caller.task)
+    return {TASK_KEY: task} if task != UNATTRIBUTED else {}
 
 
 def branch_of(namespace: str, path: Any = None) -> str:
@@ -114,15 +160,31 @@ def _short(part: str) -> str:
     return f"{name}:{run[-8:]}" if colon else part
 
 
+def _control_of(config: Mapping[str, Any]) -> Any:
+    return getattr((config.get("configurable") or _NOTHING).get(_RUNTIME_KEY), "control", None)
+
+
 def _callback_root(config: Mapping[str, Any]) -> str | None:
     """The root run's key as an attached AgentKVCallback saw it, so that both bill under one name."""
     manager = config.get("callbacks")
     parent = getattr(manager, "parent_run_id", None)
-    if parent is None:
-        return None
-    for handler in getattr(manager, "handlers", ()):
-        find = getattr(handler, "agentkv_root_of", None)
-        if find is not None:
-            root: str | None = find(parent)
-            return root
-    return None
+    ours = (find for handler in _handlers(manager) if (find := getattr(handler, "agentkv_root_of", None)))
+    find = None if parent is None else next(ours, None)
+    root: str | None = None if find is None else find(parent)
+    return root
+
+
+def _seen_task(config: Mapping[str, Any], owner: Any) -> str | None:
+    """The task of the run that the config is of, as the owner's callback saw it, or as a call inside of it did."""
+    manager = config.get("callbacks")
+    parent = getattr(manager, "parent_run_id", None)
+    for handler in () if parent is None else _handlers(manager):
+        find = getattr(handler, "agentkv_task_of", None)
+        if find is not None and (task := find(parent, owner)) is not None:
+            return str(task)
+    control = _control_of(config)
+    return None if control is None else run_tasks.of(control, owner)
+
+
+def _handlers(manager: Any) -> Any:
+    return getattr(manager, "handlers", ())

@@ -21,11 +21,12 @@ from langchain_core.rate_limiters import BaseRateLimiter
 from langchain_core.runnables import Runnable, RunnableConfig
 from pydantic import ConfigDict, Field
 
-from agentkv.core.task import UNATTRIBUTED
+from agentkv.core.task import UNATTRIBUTED, Caller
 from agentkv.engine.base import Chunk, Generation, Request, Sampling
 from agentkv.errors import ConfigError
 from agentkv_langgraph.caller import caller_of_metadata, named_in_metadata
 from agentkv_langgraph.choice import Choice, format_of, kept, submitted
+from agentkv_langgraph.handed import asteps, handed, steps
 from agentkv_langgraph.messages import (
     REASONING,
     to_ai_message,
@@ -200,12 +201,12 @@ class ChatAgentKV(BaseChatModel):
     # -- who calls: a config handed over explicitly names its task even in a thread that LangGraph does not know
 
     def invoke(self, input: LanguageModelInput, config: RunnableConfig | None = None, **kwargs: Any) -> AIMessage:
-        return super().invoke(input, _told(config), **kwargs)
+        return super().invoke(input, self._told(config), **kwargs)
 
     async def ainvoke(
         self, input: LanguageModelInput, config: RunnableConfig | None = None, **kwargs: Any
     ) -> AIMessage:
-        return await super().ainvoke(input, _told(config), **kwargs)
+        return await super().ainvoke(input, self._told(config), **kwargs)
 
     def stream(
         self,
@@ -213,7 +214,8 @@ class ChatAgentKV(BaseChatModel):
         config: RunnableConfig | None = None,
         **kwargs: Any,
     ) -> Iterator[AIMessageChunk]:
-        return super().stream(input, _told(config), **kwargs)
+        told = self._told(config)
+        return steps(super().stream(input, told, **kwargs), _named_in(told))
 
     def astream(
         self,
@@ -221,7 +223,18 @@ class ChatAgentKV(BaseChatModel):
         config: RunnableConfig | None = None,
         **kwargs: Any,
     ) -> AsyncIterator[AIMessageChunk]:
-        return super().astream(input, _told(config), **kwargs)
+        told = self._told(config)
+        return asteps(super().astream(input, told, **kwargs), _named_in(told))
+
+    def stream_events(self, input: LanguageModelInput, config: RunnableConfig | None = None, **kwargs: Any) -> Any:
+        return super().stream_events(input, self._told(config), **kwargs)
+
+    def astream_events(self, input: LanguageModelInput, config: RunnableConfig | None = None, **kwargs: Any) -> Any:
+        return super().astream_events(input, self._told(config), **kwargs)
+
+    def _told(self, config: RunnableConfig | None) -> RunnableConfig | None:
+        told: Any = None if config is None else named_in_metadata(config, self.kv)
+        return told  # type: ignore[no-any-return]
 
     # -- the call
 
@@ -305,7 +318,7 @@ class ChatAgentKV(BaseChatModel):
         stops = stop if stop is not None else options.get("stop", self.stop)
         caller = self.kv.caller()
         if caller.task == UNATTRIBUTED:
-            caller = caller_of_metadata(getattr(run_manager, "metadata", None)) or caller
+            caller = caller_of_metadata(getattr(run_manager, "metadata", None)) or handed.get() or caller
         request = Request(
             messages=to_messages(messages),
             tools=() if choice.none else tools,
@@ -328,11 +341,8 @@ class ChatAgentKV(BaseChatModel):
         return {name: value for name, value in said.items() if value is not None}
 
 
-def _told(config: RunnableConfig | None) -> RunnableConfig | None:
-    if config is None:
-        return None
-    told: Any = named_in_metadata(config)
-    return told  # type: ignore[no-any-return]
+def _named_in(told: RunnableConfig | None) -> Caller | None:
+    return None if told is None else caller_of_metadata(told.get("metadata"))
 
 
 def _result(generation: Generation, sampling: dict[str, Any]) -> ChatResult:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from langchain_core.runnables import Runnable
+from langchain_core.runnables import Runnable, RunnableBinding, RunnableConfig
 from langchain_core.runnables.config import var_child_runnable_config
 from langgraph.errors import GraphBubbleUp, GraphDrained, GraphInterrupt
 
@@ -18,7 +18,7 @@ from agentkv.log import failed
 from agentkv.runtime.hosts import Enter, Leave
 from agentkv_langgraph.asking import ask
 from agentkv_langgraph.budget import BudgetStop, in_node
-from agentkv_langgraph.caller import _RUNTIME_KEY, caller_of_config
+from agentkv_langgraph.caller import _RUNTIME_KEY, caller_of_running, metadata_of
 from agentkv_langgraph.nodes import wrap
 
 
@@ -33,7 +33,7 @@ class LangGraphHost:
         if not config:
             return None
         try:
-            return caller_of_config(config)
+            return caller_of_running(config)
         except Exception as error:
             failed("caller_unreadable", error=repr(error))
             return None
@@ -51,7 +51,16 @@ class LangGraphHost:
             raise ConfigError(f"attach needs a compiled graph or another runnable, not a {type(graph).__name__}{hint}")
         ours = callback_of(runtime)
         known = (getattr(graph, "config", None) or {}).get("callbacks")
-        return graph if isinstance(known, list) and ours in known else graph.with_config(callbacks=[ours])
+        if isinstance(known, list) and ours in known:
+            return graph
+        attached = graph.with_config(callbacks=[ours])
+        if isinstance(attached, RunnableBinding):  # no graph: nobody else puts the thread into the metadata
+
+            def named(config: RunnableConfig) -> RunnableConfig:
+                return {"metadata": metadata_of(config, runtime)}
+
+            attached = attached.model_copy(update={"config_factories": [*attached.config_factories, named]})
+        return attached
 
     def is_control_flow(self, error: BaseException) -> bool:
         """Interrupts, parent commands and drains: LangGraph's steering, an Exception by type but no failure."""

@@ -306,7 +306,7 @@ def test_nothing_is_kept_of_runs_that_are_over(kv) -> None:
     app = tools_graph(shell).with_config(callbacks=[callback])
     for number in range(10):
         app.invoke({"messages": [calling("a")]}, {"configurable": {"thread_id": str(number)}})
-    assert ({}, {}, {}) == (callback._roots, callback._tools, callback._models)
+    assert (0, {}, {}) == (len(callback._runs), callback._tools, callback._models)
 
 
 def test_a_runtime_that_fails_does_not_reach_the_agent() -> None:

@@ -231,8 +231,8 @@ async def test_several_prompts_of_one_call_do_not_end_each_other(kv) -> None:
 async def test_calls_of_our_own_model_that_are_given_up_are_not_kept(make_kv) -> None:
     """Their bill is the engine's; the callback holds no prompt of theirs."""
     kv = make_kv(engine=ScriptedEngine(itertools.repeat("ok"), latency_s=30))
-    callback, began = AgentKVCallback(kv), asyncio.Event()
-    kv.subscribe(lambda _: began.set())
+    callback, began, loop = AgentKVCallback(kv), asyncio.Event(), asyncio.get_running_loop()
+    kv.subscribe(lambda _: loop.call_soon_threadsafe(began.set))
     call = asyncio.create_task(ChatAgentKV(kv, callbacks=[callback]).ainvoke("x"))
     await began.wait()
     assert 1 == len(callback._models)
