@@ -26,6 +26,7 @@ PIECE_CHARS = 50_000
 _CUT = re.compile(r"\n(?=[^\W_])")  # no encoding has a token that reaches over it
 
 _encodings: dict[str, Any] = {}
+_loading: dict[str | None, threading.Thread] = {}
 _names: dict[str, tuple[str, bool]] = {}
 _lock = threading.Lock()
 
@@ -62,6 +63,32 @@ def count_text(text: str, model: str | None = None) -> int:
                 raise
             count("tiktoken_failed")
     return estimate(text)
+
+
+def count_at_once(text: str, model: str | None = None) -> int:
+    """`count_text` for whoever must not wait: an estimate until the encoding is there, which is loaded beside then."""
+    if not text or _is_loaded(model):
+        return count_text(text, model)
+    load_beside(model)
+    return estimate(text)
+
+
+def load_beside(model: str | None = None) -> None:
+    """Load the encoding for `model` on a thread of its own, if it is not there yet. Once: it never fails twice."""
+    if _is_loaded(model) or model in _loading:
+        return
+    thread = threading.Thread(target=_encoding, args=(model,), name="agentkv-tokens", daemon=True)
+    if _loading.setdefault(model, thread) is thread:
+        thread.start()
+
+
+def _is_loaded(model: str | None) -> bool:
+    if DEFAULT_ENCODING not in _encodings:
+        return False
+    try:
+        return _encoding_name(model)[0] in _encodings
+    except Exception:
+        return True  # nothing that loading would change
 
 
 def count_messages(messages: Sequence[Message], tools: Sequence[ToolSpec] = (), model: str | None = None) -> int:

@@ -17,8 +17,8 @@ def openai_clients(kv: Any) -> dict[str, Any]:
 
     Use it together with `kv.attach(graph)`, or with this AgentKV's callback. Close the clients when you are done.
     """
-    tries = callback_of(kv).tries
+    callback = callback_of(kv)
     return {
-        "http_client": noting_client(tries.failed, tries.refuses),
-        "http_async_client": noting_async_client(tries.failed, tries.refuses),
+        "http_client": noting_client(callback.http_failed, callback.http_refuses),
+        "http_async_client": noting_async_client(callback.http_failed, callback.http_refuses),
     }

@@ -25,9 +25,11 @@ from langchain_core.outputs import LLMResult
 from langgraph.errors import GraphBubbleUp
 
 from agentkv import log
+from agentkv.context.tokens import load_beside
 from agentkv.core.hint import HintKind
 from agentkv.core.task import UNATTRIBUTED, Caller
 from agentkv.core.usage import Usage
+from agentkv.engine.attempts import FailedTry
 from agentkv.errors import AgentKVError, BudgetExceeded
 from agentkv.runtime import identity
 from agentkv.runtime.doors import passing
@@ -48,10 +50,11 @@ def callback_of(kv: Any) -> AgentKVCallback:
 
 
 def _books(kv: Any) -> dict[str, Any]:
-    """What the callbacks of one AgentKV have in common: all of it."""
+    """What the callbacks of one AgentKV have in common: all of it. The first calls will want to count tokens."""
+    load_beside()
     return {
         "_kv": kv, "_lock": threading.Lock(), "_runs": Runs(), "_tools": {}, "_models": {}, "_watched": WeakSet(),
-        "tries": Tries(kv),
+        "_tries": Tries(kv),
     }  # fmt: skip
 
 
@@ -88,7 +91,7 @@ class AgentKVCallback(BaseCallbackHandler):
     _tools: dict[UUID, tuple[Any, UUID | None, asyncio.Task[Any] | None]]
     _models: dict[UUID, ModelRun]
     _watched: WeakSet[asyncio.Task[Any]]
-    tries: Tries
+    _tries: Tries
 
     def __copy__(self) -> AgentKVCallback:
         return self  # copies of a config must go on writing into the same books
@@ -271,7 +274,7 @@ class AgentKVCallback(BaseCallbackHandler):
         if run is None or run.ours or run.through_door or isinstance(error, AgentKVError):
             return None
         try:
-            if not run.began and self.tries.knows(error):
+            if not run.began and self._tries.knows(error):
                 return None
             spent = run.failed(error, response)
             self._kv.record_call(
@@ -339,13 +342,21 @@ class AgentKVCallback(BaseCallbackHandler):
             cached_by=spent.cached_by,
         )
 
+    # -- tries that a client repeats in silence: its hooks, which keep the callback alive as long as the client is
+
+    def http_failed(self, failed: FailedTry) -> None:
+        self._tries.failed(failed)
+
+    def http_refuses(self) -> str:
+        return self._tries.refuses()
+
     # -- who
 
     def _caller(self, metadata: dict[str, Any] | None, parent: UUID | None) -> Caller:
         caller: Caller = self._kv.caller()
         task = self._runs.task_of(parent)
         if caller.task != UNATTRIBUTED:
-            if task is None and parent is not None:
+            if task is None and parent is not None and self._runs.root_of(parent) is not None:
                 self._remember(parent)
             return caller
         told = caller_of_metadata(metadata)

@@ -7,6 +7,7 @@ Does not cover tries that a client repeats in silence (`tries.py`).
 
 from __future__ import annotations
 
+import asyncio
 import json
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -15,7 +16,7 @@ from uuid import UUID
 from langchain_core.messages import BaseMessage
 from langchain_core.outputs import LLMResult
 
-from agentkv.context.tokens import count_text
+from agentkv.context.tokens import count_at_once, count_text
 from agentkv.core.reported import Reported, merged, report_in, reported
 from agentkv.core.task import Caller
 from agentkv.core.usage import Usage
@@ -206,7 +207,8 @@ class ModelRun:
         return sum(self._count(text) for text in _texts(message))
 
     def _count(self, text: str) -> int:
-        return count_text(text, model=self.asked or None)
+        count = count_text if asyncio._get_running_loop() is None else count_at_once
+        return count(text, self.asked or None)
 
 
 def usual(usage: Any) -> Reported | None:

@@ -11,10 +11,13 @@ sys.path.insert(0, str(Path(__file__).parent))
 from usage_behaviours import BEHAVIOURS, kv_for, play
 from usage_server import Server
 
+from agentkv.context.tokens import count_text
+
 
 @pytest.fixture(autouse=True)
 def no_key(monkeypatch):
-    """Nobody's key may get near a test."""
+    """Nobody's key may get near a test. What is counted in an event loop is counted with the tokeniser's table."""
+    count_text("x")
     monkeypatch.delenv("OPENAI_API_KEY", raising=False)
 
 

@@ -11,6 +11,7 @@ import pytest
 from agentkv_langgraph import LangGraphHost
 
 from agentkv import AgentKV, ScriptedEngine
+from agentkv.context.tokens import count_text
 from agentkv.core.hint import Hint
 from agentkv.core.residency import Action, Move, Outcome, Receipt, Residency, Tier
 from agentkv.engine.base import Generation, Request
@@ -68,6 +69,12 @@ class BlockEngine(ScriptedEngine):
             receipt = Receipt(move=move, outcome=Outcome.DONE, blocks=blocks, size_bytes=blocks * BLOCK_BYTES)
             on_receipt(receipt)
         return True
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _tokens_are_counted() -> None:
+    """The tokeniser's table is there: no count depends on how far it is (`test_first_count.py` looks at that)."""
+    count_text("x")
 
 
 @pytest.fixture

@@ -146,7 +146,7 @@ def test_thousands_of_runs_leave_nothing_and_do_not_mix(kv) -> None:
     for number in range(2_000):
         paid.run(f"task-{number}", fails=number % 2 == 1)
     callback = paid.callback
-    assert ({}, 0, {}) == (callback._models, len(callback._runs), dict(callback.tries._noted))
+    assert ({}, 0, {}) == (callback._models, len(callback._runs), dict(callback._tries._noted))
     for number in range(0, 2_000, 99):
         (call,) = kv.report(f"task-{number}").calls
         assert (9, "failed" if number % 2 else "ok") == (call.usage.total_tokens, call.status)
