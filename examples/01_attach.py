@@ -1,6 +1,11 @@
 """One line for a graph that you do not want to touch: hints for its tools, and a bill of what its model used.
 
 python examples/01_attach.py      # no model needed: a fake one stands in for yours
+
+Where somebody else builds the graph, say the same with the call, and wrap nothing:
+
+    from agentkv_langgraph import AgentKVCallback
+    graph.invoke(state, {"configurable": {"thread_id": "ci-7"}, "callbacks": [AgentKVCallback(kv)]})
 """
 
 from __future__ import annotations
