@@ -13,7 +13,7 @@ from typing import Any
 
 from agentkv.core.message import Message, ToolCall, ToolSpec
 from agentkv.engine.request import EFFORTS, Request, ResponseFormat, ToolChoice
-from agentkv.errors import PromptTooLong, RequestInvalid
+from agentkv.errors import PromptTooLong, RequestInvalid, TemplateRejected
 from agentkv.server.fields import Fields, kind_of, refuse
 from agentkv.server.messages import read_content, read_tools
 from agentkv.server.requests import Asked, check_model, passing_on, read_kv_hints
@@ -107,7 +107,8 @@ def in_words_of_responses(error: RequestInvalid) -> RequestInvalid:
     told = str(error).replace(error.param or "", name, 1)
     if isinstance(error, PromptTooLong):
         told = told.replace("max_tokens", "max_output_tokens", 1)
-    return RequestInvalid(told, param=name, code=error.code)
+    kind = TemplateRejected if isinstance(error, TemplateRejected) else RequestInvalid
+    return kind(told, param=name, code=error.code)
 
 
 def _refuse_what_is_hosted(fields: Fields) -> None:

@@ -61,6 +61,17 @@ _COMMANDS = st.sampled_from(
 )
 
 
+@pytest.mark.parametrize(
+    ("command", "end"), [("cat a.py", "\r"), ("cat a.py", "\r\n"), ("cat a.py", "\n"), ("make", "\r\n"), ("make", "\n")]
+)
+def test_what_is_kept_is_what_came(command, end):
+    """Whatever its lines end with."""
+    text = end.join(f"line {n} of a file that is long" for n in range(200)) + end
+    slim = slimmer(max_tokens=64, small_tokens=0)
+    once = slim.slim(text, tool="bash", command=command)
+    assert text == slim.outputs.raw(once.handle)
+
+
 @settings(max_examples=80, deadline=None)
 @given(text=_TEXTS, command=_COMMANDS, limit=st.sampled_from((64, 90, 200, 1500)), small=st.sampled_from((0, 60, 160)))
 def test_any_text_is_bounded_and_stays_when_it_comes_again(text, command, limit, small):

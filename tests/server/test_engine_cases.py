@@ -75,7 +75,8 @@ def test_e2_a_template_without_system_role(engine_place, models, messages):
     response = place.http.post(
         "/v1/responses", json={"model": place.kv.engine.model, "input": "x", "instructions": "rules"}
     )
-    assert (400, "template_rejected") == (response.status_code, response.json()["error"]["code"])
+    error = response.json()["error"]
+    assert (400, "template_rejected", "input") == (response.status_code, error["code"], error["param"])
     assert (0, 0) == (bill(place).output_tokens, bill(place).input_tokens)
     assert 200 == place.chat(messages=[USER]).status_code
 

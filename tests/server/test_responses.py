@@ -229,8 +229,8 @@ def test_how_much_is_thought_reaches_the_engine_and_is_told_back(door_of):
     assert ("reasoning.effort='low' is not supported", "reasoning.effort", "unsupported_value") == (
         str(told), told.param, told.code,
     )  # fmt: skip
-    rejected = TemplateRejected("max_tokens", param="max_tokens")
-    assert rejected is in_words_of_responses(rejected)
+    rejected = in_words_of_responses(TemplateRejected("it refused the messages", param="messages"))
+    assert (TemplateRejected, "it refused the input", "input") == (type(rejected), str(rejected), rejected.param)
 
 
 def test_text_behind_a_call_is_of_the_same_turn():

@@ -150,7 +150,7 @@ class Slimmer:
         limit = self._tool_tokens.get(tool, self._max_tokens)
         if tool in self._untouched or (tool == READER and len(text) <= ANSWER_CHARS + NOTE_CHARS):
             return self._as_is(storable(text), "untouched")
-        text = newlines(text, tool, command)
+        raw, text = text, newlines(text, tool, command)
         whole = clean(text)
         if is_marked(whole) and self._measured(whole, limit)[1]:
             return self._as_is(whole, "marked")
@@ -158,7 +158,7 @@ class Slimmer:
         tokens, fits = self._measured(whole, limit)
         if fits and tokens <= self._small_tokens:
             return self._as_is(whole, "small" if whole == text else "clean", raw=text)
-        output = _Output(raw=text, whole=whole, tokens=tokens, fits=fits, limit=limit, handle=self._handle(text))
+        output = _Output(raw=raw, whole=whole, tokens=tokens, fits=fits, limit=limit, handle=self._handle(raw))
         return self._by_rules(output, tool, command)
 
     def _by_rules(self, output: _Output, tool: str, command: str) -> Slimmed:

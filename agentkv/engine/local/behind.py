@@ -45,16 +45,20 @@ class MarkTokens:
                 self._line_ends.append(token)
             for begun in range(len(self.opening)):
                 left = self.opening[begun:]
-                if text and (left.startswith(text) or text.startswith(left)):
+                if text and (left.startswith(text) or (text.startswith(left) and not self._answers(text[len(left) :]))):
                     opens[begun].append(token)
             for begun in range(len(self.closing)):
                 left = self.closing[begun:]
-                at = text.find(left)
-                if (at == 0 or (at > 0 and not begun)) and text[at + len(left) :].strip(_LINE_ENDS):
+                begins = text.startswith(left) and text[len(left) :].strip(_LINE_ENDS)
+                if begins or (not begun and self._answers(text)):
                     spoils[begun].append(token)
         self._opens = {begun: torch.tensor(tokens) for begun, tokens in opens.items()}
         self._spoils = {begun: torch.tensor(tokens) for begun, tokens in spoils.items()}
         self._ends = torch.tensor(sorted(ends), dtype=torch.long)
+
+    def _answers(self, text: bytes) -> bool:
+        """True for a piece of a thought that ends it and begins an answer."""
+        return bool(text.partition(self.closing)[2].strip(_LINE_ENDS))
 
     def opens(self, begun: int) -> Tensor:
         """Tokens that go on with the opening mark, of which so many bytes are written."""
