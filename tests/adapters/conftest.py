@@ -1,11 +1,18 @@
-"""A llama.cpp server without a model: slots and files as the real one keeps them, and what was done to them."""
+"""Servers that these tests speak to: llama.cpp without a model (slots and files as the real one keeps them), hosted providers."""
 
 from __future__ import annotations
 
+import sys
 import threading
+from pathlib import Path
 
 import pytest
 
+sys.path.insert(0, str(Path(__file__).parent))
+
+from hosted_servers import Hosted
+
+from agentkv.adapters import probe
 from agentkv.adapters.strict import CHAT_FIELDS, StrictServer
 from agentkv.clock import ManualClock
 from agentkv.runtime.reach import Reach
@@ -93,3 +100,15 @@ def reach(recorder, clock):
     yield made
     recorder.gate.set()
     made.close()
+
+
+@pytest.fixture
+def hosted(monkeypatch):
+    """A server at an address that counts as a provider's: `hosted.is_at("anthropic")`."""
+    with Hosted() as server:
+
+        def is_at(name):
+            monkeypatch.setitem(probe.PROVIDERS, "127.0.0.1", name)
+
+        server.is_at = is_at
+        yield server

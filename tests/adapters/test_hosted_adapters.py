@@ -12,10 +12,10 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from hosted_servers import MESSAGES, Hosted, problem
+from hosted_servers import MESSAGES, problem
 
 from agentkv import AgentKV, Budget, ScriptedEngine
-from agentkv.adapters import keepalive, openai_hosted, probe
+from agentkv.adapters import keepalive, openai_hosted
 from agentkv.adapters.anthropic_hosted import AnthropicHosted, is_marked, marked
 from agentkv.adapters.hosted_waits import HostedWaits
 from agentkv.adapters.keepalive import KeepingAlive
@@ -37,18 +37,6 @@ def until(condition, seconds=20.0):
     while not condition() and time.monotonic() < ends:
         time.sleep(0.005)
     assert condition()
-
-
-@pytest.fixture
-def hosted(monkeypatch):
-    """A server at an address that counts as a provider's: `hosted.is_at("anthropic")`."""
-    with Hosted() as server:
-
-        def is_at(name):
-            monkeypatch.setitem(probe.PROVIDERS, "127.0.0.1", name)
-
-        server.is_at = is_at
-        yield server
 
 
 @pytest.fixture

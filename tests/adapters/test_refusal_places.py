@@ -11,7 +11,6 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from hosted_servers import Hosted
 
 from agentkv import AgentKV, ScriptedEngine
 from agentkv.adapters import probe
@@ -142,17 +141,6 @@ def test_what_is_remembered_is_bounded():
 
 
 # -- providers
-
-
-@pytest.fixture
-def hosted(monkeypatch):
-    with Hosted() as server:
-
-        def is_at(name):
-            monkeypatch.setitem(probe.PROVIDERS, "127.0.0.1", name)
-
-        server.is_at = is_at
-        yield server
 
 
 @pytest.fixture

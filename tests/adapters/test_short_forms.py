@@ -13,10 +13,9 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from hosted_servers import Hosted
 
 from agentkv import AgentKV, ScriptedEngine
-from agentkv.adapters import keepalive, openai_hosted, probe
+from agentkv.adapters import keepalive, openai_hosted
 from agentkv.adapters.anthropic_hosted import AnthropicHosted
 from agentkv.adapters.hosted_waits import HostedWaits
 from agentkv.adapters.openai_hosted import OpenAIHosted
@@ -38,17 +37,6 @@ class Posted:
 
     def read(self):
         return json.dumps(self._body).encode()
-
-
-@pytest.fixture
-def hosted(monkeypatch):
-    with Hosted() as server:
-
-        def is_at(name):
-            monkeypatch.setitem(probe.PROVIDERS, "127.0.0.1", name)
-
-        server.is_at = is_at
-        yield server
 
 
 @pytest.fixture
