@@ -82,7 +82,8 @@ def attached_and_in_the_call(kv: Any) -> Any:
 
 
 def in_managers(kv: Any) -> Any:
-    manager = CallbackManager([AgentKVCallback(kv), AgentKVCallback(kv)]).merge(CallbackManager([callback_of(kv)]))
+    twice, once = [AgentKVCallback(kv), AgentKVCallback(kv)], [callback_of(kv)]
+    manager = CallbackManager(twice, twice).merge(CallbackManager(once, once))  # for runs inside of the run too
     return kv.attach(graph_of(chat())), {**CONFIG, "callbacks": manager}
 
 
