@@ -1,9 +1,23 @@
-"""A GGUF file taken apart into its header's fields, to be changed and put together again; for tests of damage."""
+"""A GGUF file taken apart into its header's fields, to be changed and put together again; for tests of damage, and their fixtures."""
 
 from __future__ import annotations
 
+import importlib.util
 import struct
+import sys
 from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+from safetensors.torch import load_file
+
+from agentkv.engine.local import convert
+from agentkv.engine.local.gguf_file import read_gguf
+from agentkv.engine.local.gguf_model import config_of
+
+_spec = importlib.util.spec_from_file_location("gguf_maker", Path(__file__).with_name("gguf_maker.py"))
+maker = sys.modules[_spec.name] = importlib.util.module_from_spec(_spec)
+_spec.loader.exec_module(maker)
 
 UINT8, UINT32, INT32, FLOAT32, BOOL, STRING, ARRAY, UINT64 = 0, 4, 5, 6, 7, 8, 9, 10
 _SIZES = {0: 1, 1: 1, 2: 2, 3: 2, 4: 4, 5: 4, 6: 4, 7: 1, 10: 8, 11: 8, 12: 8}
@@ -122,3 +136,37 @@ def _end(raw: bytes, at: int, kind: int) -> int:
     for _ in range(count):
         at = _end(raw, at, item)
     return at
+
+
+@pytest.fixture(scope="module")
+def folder(models, tmp_path_factory):
+    """The model that the files are of."""
+    return models.save(tmp_path_factory.mktemp("llama") / "model", merges=True)
+
+
+@pytest.fixture(scope="module")
+def whole(folder, tmp_path_factory):
+    """The bytes of a file that is not damaged."""
+    return maker.write(folder, tmp_path_factory.mktemp("whole") / "tiny.gguf").read_bytes()
+
+
+@pytest.fixture
+def made(whole):
+    """It taken apart."""
+    return Draft.of(whole)
+
+
+@pytest.fixture
+def weights(tmp_path):
+    """`weights(raw)`: what a file of these bytes unpacks to, without its tokenizer."""
+
+    def unpack(raw):
+        path, out = tmp_path / "x.gguf", tmp_path / "out.safetensors"
+        path.write_bytes(raw)
+        read = read_gguf((path,))
+        config_of(read)
+        with convert._own_errors(read):
+            convert._write_weights(read, out, convert.stored_dtype(read))
+        return load_file(out)
+
+    return unpack

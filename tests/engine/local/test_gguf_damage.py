@@ -11,9 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file
 
-from agentkv.engine.local import convert
 from agentkv.engine.local.estimate import estimate
 from agentkv.engine.local.gguf_file import read_gguf
 from agentkv.engine.local.gguf_model import config_of
@@ -28,7 +26,9 @@ def _module(name):
     return made
 
 
-maker, draft = _module("gguf_maker"), _module("gguf_draft")
+draft = _module("gguf_draft")
+maker = draft.maker
+folder, whole, made, weights = draft.folder, draft.whole, draft.made, draft.weights
 F32, I32, Q8_0 = 0, 26, 8
 array, long, text, word = draft.array, draft.long, draft.text, draft.word
 
@@ -36,39 +36,6 @@ array, long, text, word = draft.array, draft.long, draft.text, draft.word
 @pytest.fixture(autouse=True)
 def _own_cache(tmp_path, monkeypatch):
     monkeypatch.setenv("AGENTKV_CACHE", str(tmp_path / "cache"))
-
-
-@pytest.fixture(scope="module")
-def folder(models, tmp_path_factory):
-    """The model that the files are of."""
-    return models.save(tmp_path_factory.mktemp("llama") / "model", merges=True)
-
-
-@pytest.fixture(scope="module")
-def whole(folder, tmp_path_factory):
-    """The bytes of a file that is not damaged."""
-    return maker.write(folder, tmp_path_factory.mktemp("whole") / "tiny.gguf").read_bytes()
-
-
-@pytest.fixture
-def made(whole):
-    """It taken apart."""
-    return draft.Draft.of(whole)
-
-
-@pytest.fixture
-def weights(tmp_path):
-    """`weights(raw)`: what a file of these bytes unpacks to, without its tokenizer."""
-
-    def unpack(raw):
-        path, out = tmp_path / "x.gguf", tmp_path / "out.safetensors"
-        path.write_bytes(raw)
-        read = read_gguf((path,))
-        config_of(read)
-        convert._write_weights(read, out, convert.stored_dtype(read))
-        return load_file(out)
-
-    return unpack
 
 
 def _refused(tmp_path, raw, reason):
