@@ -1,6 +1,6 @@
 """Two objects with one state: an object of another class that keeps nothing for itself.
 
-A subclass with hooks around some methods (`nodes.py`, `tools.py`, `endpoints.py`) gets an instance that reads and writes
+A subclass with hooks around some methods (`nodes.py`, `tools.py`, `hinted.py`) gets an instance that reads and writes
 what the user's own object holds, so that a counter in it counts on, whoever is run. Does not cover the hooks.
 """
 

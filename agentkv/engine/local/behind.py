@@ -39,10 +39,10 @@ class MarkTokens:
     def __init__(self, marks: Marks, raw: Sequence[bytes], *, ends: Collection[int]) -> None:
         self.raw = raw
         self.opening, self.closing = marks.opening.encode(), marks.closing.encode()
-        opens, spoils, self._line_ends = defaultdict(list), defaultdict(list), []
+        opens, spoils, line_ends = defaultdict(list), defaultdict(list), []
         for token, text in enumerate(raw):
             if text and not text.strip(_LINE_ENDS):
-                self._line_ends.append(token)
+                line_ends.append(token)
             for begun in range(len(self.opening)):
                 left = self.opening[begun:]
                 if text and (left.startswith(text) or (text.startswith(left) and not self._answers(text[len(left) :]))):
@@ -55,6 +55,8 @@ class MarkTokens:
         self._opens = {begun: torch.tensor(tokens) for begun, tokens in opens.items()}
         self._spoils = {begun: torch.tensor(tokens) for begun, tokens in spoils.items()}
         self._ends = torch.tensor(sorted(ends), dtype=torch.long)
+        self.line_ends = torch.tensor(line_ends, dtype=torch.long)
+        """Tokens of nothing but line ends."""
 
     def _answers(self, text: bytes) -> bool:
         """True for a piece of a thought that ends it and begins an answer."""
@@ -75,11 +77,6 @@ class MarkTokens:
         """True for a token of nothing but line ends."""
         text = self.raw[token]
         return bool(text) and not text.strip(_LINE_ENDS)
-
-    @property
-    def line_ends(self) -> Tensor:
-        """Tokens of nothing but line ends."""
-        return torch.tensor(self._line_ends, dtype=torch.long)
 
 
 class BehindThought:

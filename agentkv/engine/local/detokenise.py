@@ -104,9 +104,7 @@ class Detokeniser:
         text = self._decode(window)
         if not half:
             self._begin(window)
-        elif (
-            len(text) > _CONTEXT_TOKENS
-        ):  # more characters than one has bytes: wherever it begins, it ends the same way
+        elif len(text) > _CONTEXT_TOKENS:  # more than one character has bytes: wherever it begins, it ends the same way
             self._window, self._told, self._shown = window, 0, len(text) - 1
 
     def _neighbours(self, ids: Sequence[int]) -> list[int]:
