@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import itertools
+import sys
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import pytest
 from agentkv_langgraph import LangGraphHost
@@ -16,6 +20,9 @@ from agentkv.core.hint import Hint
 from agentkv.core.residency import Action, Move, Outcome, Receipt, Residency, Tier
 from agentkv.engine.base import Generation, Request
 from agentkv.engine.stream import Stream
+
+sys.path.insert(0, str(Path(__file__).parent))
+from hint_server import serving
 
 BLOCK_BYTES = 4096
 
@@ -122,3 +129,10 @@ def user_repo(tmp_path):
         "import time\nfrom app import double\n\n\ndef test_double():\n    time.sleep(0.5)\n    assert double(2) == 4\n"
     )
     return root
+
+
+@pytest.fixture
+def serve() -> Iterator[Any]:
+    """`serve("field", ...)`: a server that knows these fields besides its own."""
+    with ExitStack() as servers:
+        yield lambda *known: servers.enter_context(serving(*known))

@@ -9,6 +9,8 @@ from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
+import pytest
+
 USAGE = {"prompt_tokens": 10, "completion_tokens": 4, "total_tokens": 14}
 
 
@@ -75,3 +77,9 @@ def _pieces() -> Iterator[str]:
     yield _answer(kind, delta={"content": "i"})
     yield _answer(kind, delta={}, finish_reason="stop")
     yield json.dumps({"id": "c", "object": kind, "created": 0, "model": "m", "choices": [], "usage": USAGE})
+
+
+def openai(url: str, **options: Any) -> Any:
+    """LangChain's own client of that server."""
+    chat = pytest.importorskip("langchain_openai", reason="its releases that take openai 3 need a newer langchain-core")
+    return chat.ChatOpenAI(model="m", base_url=url, api_key="none", max_retries=0, **options)

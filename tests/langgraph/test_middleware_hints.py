@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import Iterator
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +17,7 @@ from langchain_core.messages import HumanMessage
 from agentkv.errors import ConfigError
 
 sys.path.insert(0, str(Path(__file__).parent))
-from hint_server import serving
+from hint_server import openai
 
 CONFIG = {"configurable": {"thread_id": "t"}}
 BOTH = pytest.mark.parametrize("is_async", [False, True])
@@ -35,17 +33,6 @@ def asked(text: str = "go") -> dict[str, Any]:
 
 def texts(answer: Any) -> list[str]:
     return [message.text for message in answer["messages"]]
-
-
-@pytest.fixture
-def serve() -> Iterator[Any]:
-    with ExitStack() as servers:
-        yield lambda *known: servers.enter_context(serving(*known))
-
-
-def openai(url: str, **options: Any) -> Any:
-    chat = pytest.importorskip("langchain_openai", reason="its releases that take openai 3 need a newer langchain-core")
-    return chat.ChatOpenAI(model="m", base_url=url, api_key="none", max_retries=0, **options)
 
 
 class Settings(AgentMiddleware):

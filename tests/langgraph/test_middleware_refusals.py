@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import Iterator
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +30,7 @@ from pydantic import Field
 from agentkv import log
 
 sys.path.insert(0, str(Path(__file__).parent))
-from hint_server import serving
+from hint_server import openai
 
 CONFIG: Any = {"configurable": {"thread_id": "t"}}
 EXTRA = {"extra_body": {"agentkv_hint": {"v": 1}}}
@@ -78,17 +76,6 @@ OTHERS["all"] = lambda: [
     one for name in ("fallback", "retry", "summary", "hitl", "pii", "limit") for one in OTHERS[name]()
 ]
 DRIVES = ("invoke", "ainvoke", "stream", "astream")
-
-
-@pytest.fixture
-def serve() -> Iterator[Any]:
-    with ExitStack() as servers:
-        yield lambda *known: servers.enter_context(serving(*known))
-
-
-def openai(url: str, **options: Any) -> Any:
-    chat = pytest.importorskip("langchain_openai", reason="its releases that take openai 3 need a newer langchain-core")
-    return chat.ChatOpenAI(model="m", base_url=url, api_key="none", max_retries=0, **options)
 
 
 def answer(agent: Any, drive: str, config: Any = CONFIG) -> str:
